@@ -1,0 +1,1 @@
+"""What every process of rlharvest shares: contracts, ledger, policies, clients."""

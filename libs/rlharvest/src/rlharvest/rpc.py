@@ -1,0 +1,125 @@
+"""gRPC as rlharvest uses it: health and reflection on every server, deadlines on every call, one leader among many addresses.
+
+Invariants: no call is without a deadline; a call that meets UNAVAILABLE or "not the leader" goes to the next address and
+comes back to the first after a pause, until its total time is over; an application error is raised at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from rlharvest.errors import Unavailable
+
+MAX_MESSAGE_BYTES = 64 << 20
+NOT_LEADER = "not the leader"
+"""Details of the FAILED_PRECONDITION with which a coordinator that does not lead answers."""
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+Stub = TypeVar("Stub")
+Reply = TypeVar("Reply")
+
+
+class Server:
+    """A grpc.aio server with health and reflection for the services added to it."""
+
+    def __init__(self) -> None:
+        self.grpc = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+        self.port = 0
+        self._names: list[str] = []
+        self._health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    def add(self, name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
+        """Add a service; `name` is its full protobuf name, `register` the generated add_…_to_server."""
+        register(servicer, self.grpc)
+        self._names.append(name)
+
+    async def start(self, address: str) -> None:
+        """Listen on host:port; port 0 takes a free one, which `self.port` then names."""
+        reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
+        self.port = self.grpc.add_insecure_port(address)
+        await self.grpc.start()
+        await self.serving(True)
+
+    async def serving(self, yes: bool) -> None:
+        """Say through the health service whether this process can do work."""
+        status = health_pb2.HealthCheckResponse.SERVING if yes else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ["", *self._names]:
+            await self._health.set(name, status)
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        await self.grpc.stop(grace_s)
+
+
+class Client:
+    """Channels to one service at one or more addresses, of which one leads."""
+
+    def __init__(self, addresses: str | Sequence[str]) -> None:
+        names = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+        self.addresses = [name.strip() for name in names if name.strip()]
+        self._channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for address in self.addresses]
+        self._current = 0
+
+    async def call(
+        self,
+        stub: Callable[[grpc.aio.Channel], Stub],
+        method: Callable[[Stub], Callable[..., Awaitable[Reply]]],
+        request: object,
+        *,
+        timeout_s: float = 5.0,
+        total_s: float = 60.0,
+    ) -> Reply:
+        """Call a unary method until it answers; raise Unavailable after `total_s` without an answer.
+
+        Args:
+            stub: the generated stub class.
+            method: picks the method of the stub, e.g. `lambda stub: stub.Register`.
+            timeout_s: deadline of each try.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + total_s
+        tries = 0
+        while True:
+            channel = self._channels[self._current]
+            try:
+                return await method(stub(channel))(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if not _try_elsewhere(error):
+                    raise
+                if loop.time() >= end:
+                    where = ", ".join(self.addresses)
+                    raise Unavailable(f"no leader answers at {where} after {total_s:g} s: {error.details()}") from error
+            self._current = (self._current + 1) % len(self._channels)
+            tries += 1
+            if tries % len(self._channels) == 0:
+                await asyncio.sleep(min(0.1 * 2 ** min(tries // len(self._channels), 4), 1.0))
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+
+def _try_elsewhere(error: grpc.aio.AioRpcError) -> bool:
+    code = error.code()
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+        return True
+    return code is grpc.StatusCode.FAILED_PRECONDITION and error.details() == NOT_LEADER

@@ -1,0 +1,35 @@
+"""pytest fixtures; put `pytest_plugins = ["rlharvest.testing.fixtures"]` into a conftest.py to have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlharvest.testing.clock import FakeClock
+from rlharvest.testing.servers import NatsServer, ValkeyServer
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A NATS server of this test's own."""
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def valkey_server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    """A Valkey server of this test's own."""
+    server = ValkeyServer(tmp_path / "valkey")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def fake_clock() -> FakeClock:
+    """A clock that the test turns."""
+    return FakeClock()

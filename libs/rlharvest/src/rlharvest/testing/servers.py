@@ -1,0 +1,133 @@
+"""Real NATS and Valkey servers for tests: started on free ports, killed with SIGKILL when a test wants it, restarted on the
+same files and port.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from rlharvest import programs
+from rlharvest.errors import Unavailable
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Child:
+    """A server process with its own directory."""
+
+    name = "server"
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        raise NotImplementedError
+
+    def healthy(self) -> bool:
+        """Whether it answers."""
+        raise NotImplementedError
+
+    def start(self, *, timeout_s: float = 15.0) -> None:
+        """Start it and wait until it answers."""
+        with (self.directory / "log").open("ab") as output:
+            self.process = subprocess.Popen(self.command(), stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                break
+            if self.healthy():
+                return
+            time.sleep(0.02)
+        tail = (self.directory / "log").read_text(errors="replace")[-2000:]
+        raise Unavailable(f"{self.name} did not come up on port {self.port}:\n{tail}")
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, e.g. SIGSTOP."""
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL it and wait until it is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self) -> None:
+        """Stop it in order; SIGKILL after 5 s."""
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class NatsServer(Child):
+    """nats-server with JetStream on files."""
+
+    name = "nats-server"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.monitor_port = free_port()
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        config = self.directory / "nats.conf"
+        config.write_text(
+            programs.nats_config(
+                host="127.0.0.1", port=self.port, monitor_port=self.monitor_port, store=self.directory / "jetstream"
+            )
+        )
+        return [os.fspath(programs.nats_server()), "-c", os.fspath(config)]
+
+    def healthy(self) -> bool:
+        url = f"http://127.0.0.1:{self.monitor_port}/healthz?js-enabled-only=true"
+        try:
+            with urllib.request.urlopen(url, timeout=1) as reply:  # noqa: S310 - a loopback address of ours
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+class ValkeyServer(Child):
+    """valkey-server with AOF."""
+
+    name = "valkey-server"
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def command(self) -> list[str]:
+        arguments = programs.valkey_arguments(host="127.0.0.1", port=self.port, directory=self.directory)
+        return [os.fspath(programs.valkey_server()), *arguments]
+
+    def healthy(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False

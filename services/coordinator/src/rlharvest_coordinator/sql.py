@@ -1,0 +1,36 @@
+"""Connecting to SQL: SQLite and PostgreSQL behind one engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+
+Sessions = async_sessionmaker[AsyncSession]
+
+
+def connect(url: str) -> AsyncEngine:
+    """Return an engine; SQLite gets WAL, a busy timeout and foreign keys on each connection."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return create_async_engine(url, pool_pre_ping=True, pool_size=10)
+    if parsed.database and parsed.database != ":memory:":
+        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_async_engine(url, connect_args={"timeout": 10})
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def pragmas(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    return engine
+
+
+def sessions(engine: AsyncEngine) -> Sessions:
+    """Return a factory of sessions whose objects stay readable after a commit."""
+    return async_sessionmaker(engine, expire_on_commit=False)

@@ -1,0 +1,1 @@
+"""The reward service of rlharvest."""

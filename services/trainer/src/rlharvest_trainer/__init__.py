@@ -1,0 +1,1 @@
+"""The trainer service of rlharvest."""

@@ -1,0 +1,1 @@
+"""The weights service of rlharvest."""
