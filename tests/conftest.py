@@ -1,3 +1,3 @@
 """Fixtures of all tests."""
 
-pytest_plugins = ["rlharvest.testing.fixtures"]
+pytest_plugins = ["rlharvest.testing.fixtures", "rlharvest.testing.postgres"]

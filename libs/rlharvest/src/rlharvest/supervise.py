@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 import structlog
@@ -18,9 +18,27 @@ from rlharvest.errors import RlharvestError
 
 log = structlog.get_logger(__name__)
 
+_CANCEL_AGAIN_S = 1.0
+
 
 class TaskDied(RlharvestError):
     """A background task ended though the process did not."""
+
+
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they have ended.
+
+    A cancellation that meets the end of what a task waits for can get lost (asyncio.wait_for in Python 3.11, on which the
+    NATS client is built), so it is repeated.
+    """
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        done, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # retrieved: who cancels a task is past its faults
 
 
 class Supervisor:
@@ -86,10 +104,7 @@ class Supervisor:
         except Exception as error:
             log.exception("shutdown.failed", service=self.name)
             self._failure = self._failure or error
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel([task for task in self._tasks if task is not asyncio.current_task()])
 
     def _ended(self, task: asyncio.Task[Any], may_end: bool) -> None:
         name = self._tasks.pop(task, task.get_name())

@@ -1,7 +1,8 @@
 """What SQL keeps: jobs, events, steps, checkpoints, groups and samples that left the ledger, workers, and who leads.
 
-Invariants held by the database itself: one row of `leader`; one job an idempotency key; one group a place in a batch; one
-event an id, so that an event that is delivered twice is kept once. Tokens of live responses are not here but in the ledger.
+Invariants held by the database itself: one row of `leader`; one job an idempotency key; one group a place in a batch;
+one event an id, so that an event that is delivered twice is kept once. Tokens of live responses are not here but in the
+ledger.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Base(DeclarativeBase):
 
 
 class Leader(Base):
-    """Which coordinator leads. `beat` rises while it is alive; whoever sees it stand still for a lease may take over."""
+    """Which coordinator leads; `beat` rises while it is alive, and who sees it stand still for a lease may take over."""
 
     __tablename__ = "leader"
 
@@ -107,6 +108,18 @@ class Step(Base):
     at: Mapped[float]
 
 
+class Version(Base):
+    """A publication of weights: the optimizer step that each version number stands for."""
+
+    __tablename__ = "versions"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    step: Mapped[int]
+    digest: Mapped[str]
+    at: Mapped[float]
+
+
 class CheckpointRow(Base):
     """A durable state of the trainer."""
 
@@ -130,7 +143,7 @@ class Group(Base):
     __tablename__ = "groups"
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    ordinal: Mapped[int] = mapped_column(primary_key=True)
+    ordinal: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     state: Mapped[str]
     """accepted | committed | trained | dropped"""
     step: Mapped[int | None]
@@ -159,9 +172,9 @@ class Sample(Base):
     __tablename__ = "samples"
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    handle: Mapped[int] = mapped_column(primary_key=True)
+    handle: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     response_id: Mapped[str] = mapped_column(unique=True)
-    group: Mapped[int] = mapped_column("group_ordinal")
+    group: Mapped[int] = mapped_column("group_ordinal", BigInteger)
     finish: Mapped[str]
     """eos | stop | length"""
     ids: Mapped[bytes]

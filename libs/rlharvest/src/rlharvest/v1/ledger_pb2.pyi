@@ -350,3 +350,178 @@ class End(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___End: _TypeAlias = End  # noqa: Y015
+
+@_typing.final
+class LiveResponse(_message.Message):
+    """What the ledger's store keeps of one live response when it compacts its log (a snapshot field)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    ASSIGNED_LENGTH_FIELD_NUMBER: _builtins.int
+    DEATHS_FIELD_NUMBER: _builtins.int
+    ORPHANED_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    RUN_N_FIELD_NUMBER: _builtins.int
+    RUN_VERSION_FIELD_NUMBER: _builtins.int
+    PIECE_N_FIELD_NUMBER: _builtins.int
+    PIECE_ATTEMPT_FIELD_NUMBER: _builtins.int
+    PIECE_WORKER_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    group: _builtins.int
+    state: _builtins.int
+    """rlharvest.ledger.response.State"""
+    attempt: _builtins.int
+    """0: no owner"""
+    serial: _builtins.int
+    """attempts so far"""
+    worker: _builtins.str
+    incarnation: _builtins.int
+    finish: _spans_pb2.Finish.ValueType
+    assigned_length: _builtins.int
+    deaths: _builtins.int
+    """workers that died on it without a new token"""
+    orphaned: _builtins.int
+    """times it lost its owner"""
+    ids: _builtins.bytes
+    logprobs: _builtins.bytes
+    score: _builtins.bytes
+    """ScoreResult, once scored"""
+    @_builtins.property
+    def run_n(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def run_version(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def piece_n(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def piece_attempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def piece_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        group: _builtins.int = ...,
+        state: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        serial: _builtins.int = ...,
+        worker: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        finish: _spans_pb2.Finish.ValueType = ...,
+        assigned_length: _builtins.int = ...,
+        deaths: _builtins.int = ...,
+        orphaned: _builtins.int = ...,
+        ids: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+        run_n: _abc.Iterable[_builtins.int] | None = ...,
+        run_version: _abc.Iterable[_builtins.int] | None = ...,
+        piece_n: _abc.Iterable[_builtins.int] | None = ...,
+        piece_attempt: _abc.Iterable[_builtins.int] | None = ...,
+        piece_worker: _abc.Iterable[_builtins.str] | None = ...,
+        score: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_length", b"assigned_length", "attempt", b"attempt", "deaths", b"deaths", "finish", b"finish", "group", b"group", "handle", b"handle", "ids", b"ids", "incarnation", b"incarnation", "logprobs", b"logprobs", "orphaned", b"orphaned", "piece_attempt", b"piece_attempt", "piece_n", b"piece_n", "piece_worker", b"piece_worker", "run_n", b"run_n", "run_version", b"run_version", "score", b"score", "serial", b"serial", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveResponse: _TypeAlias = LiveResponse  # noqa: Y015
+
+@_typing.final
+class LiveGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDINAL_FIELD_NUMBER: _builtins.int
+    FIRST_HANDLE_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    DATA_EPOCH_FIELD_NUMBER: _builtins.int
+    ordinal: _builtins.int
+    first_handle: _builtins.int
+    n: _builtins.int
+    budget: _builtins.int
+    prompt: _builtins.int
+    data_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        ordinal: _builtins.int = ...,
+        first_handle: _builtins.int = ...,
+        n: _builtins.int = ...,
+        budget: _builtins.int = ...,
+        prompt: _builtins.int = ...,
+        data_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "data_epoch", b"data_epoch", "first_handle", b"first_handle", "n", b"n", "ordinal", b"ordinal", "prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveGroup: _TypeAlias = LiveGroup  # noqa: Y015
+
+@_typing.final
+class LiveJob(_message.Message):
+    """The rest of a snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CountersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NEXT_GROUP_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    next_group: _builtins.int
+    ended: _builtins.bool
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveGroup]: ...
+    @_builtins.property
+    def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        next_group: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+        groups: _abc.Iterable[Global___LiveGroup] | None = ...,
+        counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "ended", b"ended", "epoch", b"epoch", "groups", b"groups", "next_group", b"next_group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveJob: _TypeAlias = LiveJob  # noqa: Y015

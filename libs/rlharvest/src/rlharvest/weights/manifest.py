@@ -1,8 +1,9 @@
 """The manifest of a version: which files make it up, and how each byte is verified.
 
-Invariants: a version is an ordinary Hugging Face directory; files are named by content (blake3), so equal files of two
-versions are one blob; `digest` covers names, sizes and hashes of all files and nothing else, so equal weights have equal
-digests whatever their number; a file name has no directory part.
+Invariants: a version is an ordinary Hugging Face directory; files are named by content (blake3), so equal files of
+two versions are one blob; `digest` covers names, sizes and hashes of all files and nothing else, so equal weights have
+equal digests whatever their number; a file name has no directory part; names do not repeat; a file has exactly the
+parts that its size and part size make.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Annotated
 
 import blake3
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rlharvest.errors import CorruptData
 
 PART_BYTES = 16 << 20
 """Size of the parts that are fetched and verified one by one; the last of a file is shorter."""
 
+Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,199}")
 
@@ -34,8 +36,10 @@ class FileEntry(BaseModel):
     size: int = Field(ge=0)
     blake3: Hex64
     """Of the whole file; also its address in the blob store."""
-    parts: tuple[str, ...]
-    """xxh3_128 of each part of PART_BYTES, in hexadecimal."""
+    part_bytes: int = Field(default=PART_BYTES, ge=1, le=1 << 30)
+    """Size of each part but the last."""
+    parts: tuple[Hex32, ...]
+    """xxh3_128 of each part, in hexadecimal."""
 
     @field_validator("name")
     @classmethod
@@ -44,14 +48,23 @@ class FileEntry(BaseModel):
             raise ValueError(f"{name!r} is not a plain file name")
         return name
 
+    @model_validator(mode="after")
+    def _parts_cover_the_file(self) -> FileEntry:
+        wanted = -(-self.size // self.part_bytes)
+        if len(self.parts) != wanted:
+            raise ValueError(
+                f"{self.name}: {len(self.parts)} parts; {self.size} bytes in parts of {self.part_bytes} make {wanted}"
+            )
+        return self
+
 
 class Manifest(BaseModel):
     """One version."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    job: str
-    version: int = Field(0, ge=0)
+    job: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,100}$")
+    version: int = Field(default=0, ge=0)
     """Number of the publication, given by the weight service, never reused."""
     step: int = Field(ge=0)
     """Optimizer steps done."""
@@ -60,6 +73,15 @@ class Manifest(BaseModel):
     tokenizer_digest: str = ""
     files: tuple[FileEntry, ...] = Field(min_length=1)
     created_at: float = 0.0
+    """Seconds since 1970, given by the weight service."""
+
+    @field_validator("files")
+    @classmethod
+    def _distinct_names(cls, files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
+        names = [entry.name for entry in files]
+        if len(set(names)) != len(names):
+            raise ValueError(f"file names repeat: {sorted(name for name in set(names) if names.count(name) > 1)}")
+        return files
 
     @property
     def digest(self) -> str:
@@ -74,11 +96,16 @@ class Manifest(BaseModel):
         """Size of all files together."""
         return sum(entry.size for entry in self.files)
 
+    @property
+    def blobs(self) -> tuple[FileEntry, ...]:
+        """One entry of each content; files may share one."""
+        return tuple({entry.blake3: entry for entry in self.files}.values())
+
 
 def part_range(entry: FileEntry, index: int) -> tuple[int, int]:
     """Return (start, end) of a part, end excluded."""
-    start = index * PART_BYTES
-    return start, min(start + PART_BYTES, entry.size)
+    start = index * entry.part_bytes
+    return start, min(start + entry.part_bytes, entry.size)
 
 
 def part_hash(data: bytes | memoryview) -> str:
@@ -86,17 +113,17 @@ def part_hash(data: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def describe(path: Path) -> FileEntry:
+def describe(path: Path, *, part_bytes: int = PART_BYTES) -> FileEntry:
     """Read a file once and return its entry."""
     hasher = blake3.blake3()
     parts = []
     size = 0
     with path.open("rb") as file:
-        while part := file.read(PART_BYTES):
+        while part := file.read(part_bytes):
             hasher.update(part)
             parts.append(part_hash(part))
             size += len(part)
-    return FileEntry(name=path.name, size=size, blake3=hasher.hexdigest(), parts=tuple(parts))
+    return FileEntry(name=path.name, size=size, blake3=hasher.hexdigest(), part_bytes=part_bytes, parts=tuple(parts))
 
 
 def verify(path: Path, entry: FileEntry) -> None:
@@ -105,7 +132,7 @@ def verify(path: Path, entry: FileEntry) -> None:
     Raises:
         CorruptData: names the file, what was expected and what was found.
     """
-    found = describe(path)
+    found = describe(path, part_bytes=entry.part_bytes)
     if found.size != entry.size:
         raise CorruptData(f"{entry.name}: {found.size} bytes, the manifest says {entry.size}")
     if found.blake3 != entry.blake3:

@@ -1,0 +1,52 @@
+# `make test` and `make demo` set themselves up. PYTHON names the interpreter that the environment is made from.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DISTRIBUTIONS := libs/rlharvest services/coordinator services/reward services/rollout services/trainer services/weights
+CHECKED := libs/rlharvest/src $(wildcard services/*/src) benchmarks
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test test-compose lint types format proto bench clean
+
+setup: $(STAMP)
+
+# One pip call, so that the six distributions find one another here and not on an index.
+$(STAMP): constraints.txt requirements-dev.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -r requirements-dev.txt \
+		-e './libs/rlharvest[local,testing]' $(patsubst %,-e ./%,$(filter-out libs/rlharvest,$(DISTRIBUTIONS)))
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/arithmetic/demo.py
+
+test: setup
+	$(BIN)/python -m pytest -m "not compose" $(PYTEST_ARGS)
+
+test-compose: setup
+	$(BIN)/python -m pytest -m compose $(PYTEST_ARGS)
+
+lint: setup types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	PYTHON=$(BIN)/python proto/fresh.sh
+
+types: setup
+	$(BIN)/mypy $(CHECKED)
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+proto: setup
+	PYTHON=$(BIN)/python proto/generate.sh
+
+bench: setup
+	$(BIN)/python -m benchmarks.preemption
+	$(BIN)/python -m benchmarks.recovery
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find libs services tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

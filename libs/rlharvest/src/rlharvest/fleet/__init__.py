@@ -1,0 +1,1 @@
+"""The fleet: the life of a worker as the coordinator sees it."""

@@ -1,0 +1,1 @@
+"""Routes of REST, one noun a module; each has a `router`."""

@@ -1,0 +1,293 @@
+"""What the trainer asks: the gRPC service Batches.
+
+Invariants: a claim has a fence that rises with every claim of the job, and a call with a lower one changes nothing; batch t
+is what SQL says it is, for ever; what the trainer reports is in SQL before it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from rlharvest.clock import Clock
+from rlharvest.errors import Conflict, NotFound
+from rlharvest.jobs.state import TERMINAL, Move, Status
+from rlharvest.rpc import NOT_LEADER
+from rlharvest.spans import Finish
+from rlharvest.v1 import batches_pb2, batches_pb2_grpc
+
+from rlharvest_coordinator.run import Run
+from rlharvest_coordinator.sql import Sessions
+from rlharvest_coordinator.store import checkpoints, groups, jobs, steps
+from rlharvest_coordinator.tables import Group, Job, Sample
+
+log = structlog.get_logger(__name__)
+
+REPLY_BYTES = 16 << 20
+"""A reply is cut after the group with which it grows past this size."""
+
+RENEW_S = 1.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Batches(batches_pb2_grpc.BatchesServicer):
+    """Serves trainers from the runs of this coordinator."""
+
+    def __init__(
+        self,
+        runs: dict[str, Run],
+        sessions: Sessions,
+        clock: Clock,
+        *,
+        epoch: Callable[[], int],
+        checkpoints_dir: Path,
+        deadline_s: float,
+        on_version: Callable[[Run, int], Any],
+    ) -> None:
+        self.runs = runs
+        self.sessions = sessions
+        self.clock = clock
+        self.epoch = epoch
+        self.checkpoints_dir = checkpoints_dir
+        self.deadline_s = deadline_s
+        self.on_version = on_version
+        self.heard: dict[str, float] = {}
+        """Job -> when its trainer was last heard of, monotonic."""
+        self.phases: dict[str, str] = {}
+        """Job -> what its trainer does."""
+        self.queued = asyncio.Event()
+        """Set whenever a job may be there to claim."""
+
+    async def Claim(self, request: batches_pb2.ClaimRequest, context: Context) -> batches_pb2.ClaimReply:
+        epoch = await self._lead(context)
+        end = self.clock.monotonic() + min(request.wait_s, 30.0)
+        while True:
+            self.queued.clear()
+            row = await jobs.claim(self.sessions, trainer=request.trainer, now=self.clock.time(), epoch=epoch)
+            if row is not None and row.id in self.runs:
+                return await self._claimed(row, request)
+            left = end - self.clock.monotonic()
+            if left <= 0:
+                return batches_pb2.ClaimReply()
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await self.queued.wait()
+            except TimeoutError:
+                pass
+
+    async def _claimed(self, row: Job, request: batches_pb2.ClaimRequest) -> batches_pb2.ClaimReply:
+        run = self.runs[row.id]
+        run.row = row
+        self.heard[row.id] = self.clock.monotonic()
+        run.event("info", "job.claimed", f"Trainer {request.trainer} has the job.", {"trainer": request.trainer})
+        run.woken.set()
+        directory = self.checkpoints_dir / row.id
+        # The trainer reads what validation checked, wherever the job's own path is relative to.
+        spec = {**row.spec, "model": str(run.prepared.model_dir)}
+        return batches_pb2.ClaimReply(
+            claimed=batches_pb2.Claimed(
+                job=row.id,
+                fence=row.fence,
+                job_json=json.dumps(spec),
+                checkpoint_dir=str(directory),
+                renew_s=RENEW_S,
+                deadline_s=self.deadline_s,
+            )
+        )
+
+    async def Renew(self, request: batches_pb2.RenewRequest, context: Context) -> batches_pb2.RenewReply:
+        run = await self._fenced(request.job, request.fence, context)
+        self.phases[request.job] = request.phase
+        return batches_pb2.RenewReply(directive=_directive(run))
+
+    async def NextBatch(self, request: batches_pb2.NextBatchRequest, context: Context) -> batches_pb2.NextBatchReply:
+        run = await self._fenced(request.job, request.fence, context)
+        size = run.spec.algorithm.prompts_per_step
+        end = self.clock.monotonic() + min(request.wait_s, 30.0)
+        while True:
+            batched = run.batched
+            rows = await groups.batch(self.sessions, run.id, request.step, after=request.after, limit=size)
+            left = end - self.clock.monotonic()
+            if rows or left <= 0 or run.closed:
+                break
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await batched.wait()
+            except TimeoutError:
+                pass
+            self.heard[run.id] = self.clock.monotonic()
+        reply = batches_pb2.NextBatchReply(step=request.step, epoch=self.epoch(), size=size)
+        for group, samples in rows:
+            reply.groups.append(_group(run, group, samples))
+            if reply.ByteSize() > REPLY_BYTES:
+                break
+        reply.complete = request.after + len(reply.groups) >= size
+        return reply
+
+    async def ReportStep(self, request: batches_pb2.ReportStepRequest, context: Context) -> batches_pb2.ReportStepReply:
+        run = await self._fenced(request.job, request.fence, context)
+        now, epoch = self.clock.time(), self.epoch()
+        await groups.record_version(
+            self.sessions, run.id, request.version, step=request.step, digest=request.digest, now=now, epoch=epoch
+        )
+        await steps.record(
+            self.sessions,
+            run.id,
+            request.step,
+            version=request.version,
+            digest=request.digest,
+            fence=request.fence,
+            metrics=dict(request.metrics),
+            now=now,
+            epoch=epoch,
+        )
+        run.versions[request.version] = request.step
+        await run.refresh()
+        shown = f"Version {request.version} is published" + (f" after step {request.step}." if request.step else ".")
+        reward = request.metrics.get("reward")
+        if request.step and reward is not None:
+            shown += f" Mean reward {reward:.3f}."
+        run.event("info", "step.done", shown, {"step": request.step, "version": request.version})
+        self.on_version(run, request.version)
+        run.woken.set()
+        return batches_pb2.ReportStepReply(directive=_directive(run))
+
+    async def ReportCheckpoint(
+        self, request: batches_pb2.ReportCheckpointRequest, context: Context
+    ) -> batches_pb2.ReportCheckpointReply:
+        run = await self._fenced(request.job, request.fence, context)
+        await checkpoints.record(
+            self.sessions,
+            run.id,
+            request.step,
+            version=request.version,
+            path=request.path,
+            digest=request.digest,
+            metrics=dict(request.metrics),
+            now=self.clock.time(),
+            epoch=self.epoch(),
+        )
+        await run.trained(request.step)
+        run.event(
+            "info", "checkpoint.saved", f"Step {request.step} is saved.", {"step": request.step, "path": request.path}
+        )
+        return batches_pb2.ReportCheckpointReply()
+
+    async def Finish(self, request: batches_pb2.FinishRequest, context: Context) -> batches_pb2.FinishReply:
+        run = await self._fenced(request.job, request.fence, context)
+        if run.status not in TERMINAL:
+            move = _MOVES.get(request.outcome)
+            if move is None:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"outcome = {request.outcome}: not an outcome")
+            assert move is not None
+            if move is Move.CANCELLED and run.status is not Status.CANCELLING:
+                move = Move.RELEASE
+            try:
+                if move is Move.FAIL:
+                    await run.fail(request.error or "the trainer gave no reason")
+                else:
+                    run.row = await jobs.move(self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch())
+            except Conflict as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        self.heard.pop(run.id, None)
+        self.phases.pop(run.id, None)
+        self.queued.set()
+        run.woken.set()
+        return batches_pb2.FinishReply()
+
+    async def expire(self) -> None:
+        """Free the claims of trainers that are lost: another one, or the same restarted, takes the job."""
+        now = self.clock.monotonic()
+        for run in list(self.runs.values()):
+            if run.closed or run.row.trainer is None or run.status in TERMINAL:
+                continue
+            silent = now - self.heard.setdefault(run.id, now)
+            if silent < self.deadline_s:
+                continue
+            lost = run.row.trainer
+            if run.status in (Status.PAUSING, Status.CANCELLING):
+                move = Move.PAUSED if run.status is Status.PAUSING else Move.CANCELLED
+                run.row = await jobs.move(self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch())
+            else:
+                run.row = await jobs.update(
+                    self.sessions, run.id, lambda row: setattr(row, "trainer", None), epoch=self.epoch()
+                )
+            self.heard.pop(run.id, None)
+            run.event("warn", "trainer.lost", f"Trainer {lost} was silent for {silent:.0f} s.", {"trainer": lost})
+            self.queued.set()
+
+    async def _fenced(self, job: str, fence: int, context: Context) -> Run:
+        await self._lead(context)
+        run = self.runs.get(job)
+        if run is None:
+            # It ended, or was deleted: the trainer lets go of it.
+            await _abort(context, grpc.StatusCode.ABORTED, f"job {job} does not run here")
+        if fence != run.row.fence:
+            try:
+                await run.refresh()
+            except NotFound:
+                await _abort(context, grpc.StatusCode.ABORTED, f"job {job} is gone")
+        if fence != run.row.fence:
+            reason = f"claim {fence} of job {job} is over; claim {run.row.fence} has it"
+            await _abort(context, grpc.StatusCode.ABORTED, reason)
+        self.heard[job] = self.clock.monotonic()
+        return run
+
+    async def _lead(self, context: Context) -> int:
+        epoch = self.epoch()
+        if not epoch:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, NOT_LEADER)
+        return epoch
+
+
+async def _abort(context: Context, code: grpc.StatusCode, details: str) -> NoReturn:
+    await context.abort(code, details)
+    raise AssertionError("abort raises")
+
+
+def _directive(run: Run) -> batches_pb2.Directive:
+    if run.status is Status.PAUSING:
+        return batches_pb2.DIRECTIVE_PAUSE
+    if run.status is Status.CANCELLING or run.status in TERMINAL:
+        return batches_pb2.DIRECTIVE_CANCEL
+    return batches_pb2.DIRECTIVE_CONTINUE
+
+
+def _group(run: Run, group: Group, samples: list[Sample]) -> batches_pb2.BatchGroup:
+    return batches_pb2.BatchGroup(
+        group=group.ordinal,
+        position=group.position or 0,
+        prompt=group.prompt,
+        data_epoch=group.data_epoch,
+        prompt_ids=run.prepared.dataset.prompt_ids(group.prompt).astype("<u4").tobytes(),
+        samples=[
+            batches_pb2.BatchSample(
+                handle=sample.handle,
+                response_id=sample.response_id,
+                ids=sample.ids,
+                logprobs=sample.logprobs,
+                run_n=[n for n, _ in sample.runs],
+                run_version=[version for _, version in sample.runs],
+                reward=sample.reward,
+                finish=Finish[sample.finish.upper()].value,  # type: ignore[arg-type]  # stubs want their own alias of int
+                masked=group.masked,
+            )
+            for sample in samples
+        ],
+        staleness=group.staleness or 0,
+    )
+
+
+_MOVES = {
+    batches_pb2.OUTCOME_SUCCEEDED: Move.SUCCEED,
+    batches_pb2.OUTCOME_FAILED: Move.FAIL,
+    batches_pb2.OUTCOME_PAUSED: Move.PAUSED,
+    batches_pb2.OUTCOME_CANCELLED: Move.CANCELLED,
+    batches_pb2.OUTCOME_RELEASED: Move.RELEASE,
+}

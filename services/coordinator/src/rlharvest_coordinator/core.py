@@ -1,0 +1,464 @@
+"""The part of the coordinator that leads: runs the jobs, keeps the fleet, and answers the API (live.LiveView).
+
+A coordinator that does not lead serves reads from SQL and waits. Once it leads, every task here is supervised: one that dies
+stops the process, and the next coordinator, or this one restarted, goes on from the log, the store and SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import grpc
+import structlog
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+from rlharvest.bus import EVENTS, NO_JOB, subject
+from rlharvest.clock import Clock
+from rlharvest.errors import CorruptData, DataError, InfrastructureError, NotFound, NotLeader, Unavailable
+from rlharvest.fleet.member import ENDED, Timing, WorkerState
+from rlharvest.ids import new_id
+from rlharvest.jobs.model import JobSpec
+from rlharvest.jobs.state import TERMINAL, Move, Status
+from rlharvest.ledger.store import Store
+from rlharvest.policies.leases import Tenant, allot
+from rlharvest.rpc import Client as RpcClient
+from rlharvest.spans import Finish
+from rlharvest.supervise import Supervisor
+from rlharvest.v1 import events_pb2, fleet_pb2, weights_pb2, weights_pb2_grpc
+from sqlalchemy.exc import DBAPIError
+
+from rlharvest_coordinator import live as views
+from rlharvest_coordinator.api.resources import sample_resource
+from rlharvest_coordinator.batches import Batches
+from rlharvest_coordinator.data.prepare import Prepared, prepare, reopen
+from rlharvest_coordinator.keeper import Keeper
+from rlharvest_coordinator.leader import Leadership
+from rlharvest_coordinator.log import Log
+from rlharvest_coordinator.roster import Roster, Seat
+from rlharvest_coordinator.run import Run
+from rlharvest_coordinator.settings import CoordinatorSettings
+from rlharvest_coordinator.sql import Sessions
+from rlharvest_coordinator.store import events, jobs
+from rlharvest_coordinator.tables import Job
+
+log = structlog.get_logger(__name__)
+
+ROUND_S = 0.25
+"""A run looks at everything at least this often, besides whenever something happens."""
+
+LEASE_ROUND_S = 0.1
+LEASE_AGAIN_S = 1.0
+"""A lease that a worker did not follow is sent again after this long."""
+
+_TRANSIENT = (InfrastructureError, DBAPIError, OSError, TimeoutError, NatsError)
+"""What may be over at the next try."""
+
+
+class Core:
+    """One coordinator's working half."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        nats: Client,
+        store: Store,
+        sessions: Sessions,
+        clock: Clock,
+        supervisor: Supervisor,
+    ) -> None:
+        self.settings = settings
+        self.nats = nats
+        self.store = store
+        self.sessions = sessions
+        self.clock = clock
+        self.supervisor = supervisor
+        self.runs: dict[str, Run] = {}
+        self.leadership = Leadership(
+            sessions, f"{new_id('crd')}@{socket.gethostname()}", clock, lease_s=settings.lease_s
+        )
+        self.keeper = Keeper(Log(nats), store, 0, self._next_epoch)
+        timing = Timing(heartbeat_s=settings.heartbeat_s, deadline_s=settings.heartbeat_deadline_s)
+        self.roster = Roster(nats, sessions, clock, timing, lambda: self.epoch)
+        checkpoints = settings.checkpoints_dir or settings.data_dir / "checkpoints"
+        self.batches = Batches(
+            self.runs,
+            sessions,
+            clock,
+            epoch=lambda: self.epoch,
+            checkpoints_dir=checkpoints.absolute(),
+            deadline_s=settings.trainer_deadline_s,
+            on_version=self._published,
+        )
+        self.weights = RpcClient(settings.weights_grpc)
+        self.roots = [root.absolute() for root in settings.roots]
+        self._ready = False
+        self._preparing: set[str] = set()
+        self._changed = asyncio.Event()
+
+    # --- live.LiveView ------------------------------------------------------------------------------------------------
+
+    @property
+    def leading(self) -> bool:
+        return self._ready and self.leadership.epoch > 0
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that this coordinator leads in; 0: it does not, or is not ready to."""
+        return self.leadership.epoch if self._ready else 0
+
+    def job(self, job: str) -> views.LiveJob | None:
+        run = self.runs.get(job)
+        return run.live() if run is not None and not run.closed and job in self.keeper.books else None
+
+    def workers(self) -> list[views.LiveWorker]:
+        return [self.roster.live(seat) for seat in self.roster.seats.values()]
+
+    async def drain(self, worker: str, reason: str) -> None:
+        seat = self.roster.seats.get(worker)
+        if not self.leading:
+            raise NotLeader
+        if seat is None or seat.member.state in ENDED:
+            raise NotFound(f"there is no worker {worker!r} to drain")
+        await self.roster.drain(seat, reason)
+
+    async def live_sample(self, job: str, handle: int) -> dict[str, Any] | None:
+        run = self.runs.get(job)
+        response = run.book.responses.get(handle) if run is not None and not run.closed else None
+        if run is None or response is None:
+            return None
+        group = run.book.groups[response.group]
+        shown = sample_resource(run.sample(group, response), None)
+        unknown: dict[str, Any] = {"state": response.state.name.lower()}
+        if response.finish is Finish.NONE:
+            unknown["finish"] = None
+        if response.score is None:
+            unknown["reward"] = None
+        return shown.model_copy(update=unknown).model_dump()
+
+    async def live_samples(self, job: str, limit: int) -> list[dict[str, Any]]:
+        run = self.runs.get(job)
+        if run is None or run.closed:
+            return []
+        newest = sorted(run.book.responses, reverse=True)[:limit]
+        found = [await self.live_sample(job, handle) for handle in newest]
+        return [sample for sample in found if sample is not None]
+
+    def wake(self, job: str) -> None:
+        self._changed.set()
+
+    # --- leading ------------------------------------------------------------------------------------------------------
+
+    async def lead(self) -> None:
+        """Wait for the leadership, take over what is under way, and work until the process stops."""
+        self.keeper.epoch = await self.leadership.acquire()
+        self.supervisor.spawn("leadership", self.leadership.hold())
+        unfinished = await jobs.unfinished(self.sessions)
+        self.keeper.listen(self._applied)
+        self.keeper.on_recovery = self._recovered
+        self.roster.prefix = self._prefix
+        self.roster.on_beat = self._beat
+        self.roster.on_loss = self._lost
+        await self.keeper.start([row.id for row in unfinished if row.status != Status.VALIDATING])
+        self._ready = True
+        await self.roster.start()
+        self.supervisor.spawn("ledger", self.keeper.run())
+        self.supervisor.spawn("purge", self.keeper.purge())
+        self.supervisor.spawn("jobs", self._steady("jobs", self._jobs))
+        self.supervisor.spawn("fleet", self._steady("fleet", self._fleet))
+        self.supervisor.spawn("leases", self._steady("leases", self._leases))
+        self.supervisor.spawn("events", self._steady("events", self._events))
+        log.info("coordinator.leading", epoch=self.keeper.epoch, jobs=len(unfinished))
+
+    async def close(self) -> None:
+        """Give the leadership up."""
+        self._ready = False
+        await self.keeper.log.close()
+        await self.leadership.release()
+        await self.weights.close()
+
+    async def _next_epoch(self) -> int:
+        return await self.leadership.advance()
+
+    async def _steady(self, name: str, work: Any) -> None:
+        """Run `work` for ever; what may be over at the next try is tried again."""
+        while True:
+            try:
+                await work()
+            except _TRANSIENT as error:
+                log.warning("coordinator.retrying", task=name, error=repr(error))
+                await asyncio.sleep(0.5)
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    async def _jobs(self) -> None:
+        """Take up jobs that are new, and tell the runs of those that changed."""
+        while True:
+            for row in await jobs.unfinished(self.sessions):
+                if row.id in self.runs:
+                    self.runs[row.id].row = row
+                    self.runs[row.id].woken.set()
+                elif row.id not in self._preparing:
+                    self._preparing.add(row.id)
+                    self.supervisor.spawn(f"prepare {row.id}", self._take_up(row), may_end=True)
+            known = list(self.runs.values())
+            for run in known:
+                if not run.closed and run.status not in TERMINAL:
+                    try:
+                        await run.refresh()
+                    except NotFound:
+                        continue
+                    if run.status in TERMINAL:
+                        run.woken.set()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _take_up(self, row: Job) -> None:
+        try:
+            prepared = await self._prepared(row)
+            if prepared is None:
+                return
+            run = Run(
+                row,
+                prepared,
+                keeper=self.keeper,
+                roster=self.roster,
+                nats=self.nats,
+                sessions=self.sessions,
+                clock=self.clock,
+            )
+            await run.start()
+            await run.refresh()
+            self.runs[row.id] = run
+            self.supervisor.spawn(f"run {row.id}", self._drive(run), may_end=True)
+            self.batches.queued.set()
+        except _TRANSIENT as error:
+            log.warning("job.take_up_failed", job=row.id, error=repr(error))
+            await asyncio.sleep(0.5)
+        finally:
+            self._preparing.discard(row.id)
+
+    async def _prepared(self, row: Job) -> Prepared | None:
+        """Check the inputs of a job, or open again what was checked; a job with wrong ones fails."""
+        spec = JobSpec.model_validate(row.spec)
+        data_dir = self.settings.data_dir.absolute()
+        shown = 0
+
+        def progress(rows: int) -> None:
+            nonlocal shown
+            if rows >= shown + 50_000:
+                shown = rows
+                log.info("job.tokenising", job=row.id, rows=rows)
+
+        try:
+            if row.status != Status.VALIDATING:
+                return await reopen(spec, row.dataset, roots=self.roots, data_dir=data_dir)
+            prepared = await prepare(spec, roots=self.roots, data_dir=data_dir, progress=progress)
+        except DataError as error:
+            await jobs.move(self.sessions, row.id, Move.FAIL, now=self.clock.time(), error=str(error), epoch=self.epoch)
+            await self._event(row.id, "error", "job.failed", str(error))
+            return None
+        await jobs.record_dataset(self.sessions, row.id, prepared.report, epoch=self.epoch)
+        fresh = await jobs.get(self.sessions, row.id)
+        if fresh.status == Status.VALIDATING:
+            await jobs.move(self.sessions, row.id, Move.VALIDATED, now=self.clock.time(), epoch=self.epoch)
+            kept = prepared.report["kept"]
+            await self._event(row.id, "info", "job.validated", f"The dataset has {kept} prompts.", prepared.report)
+        elif fresh.status in TERMINAL:
+            return None
+        return prepared
+
+    async def _drive(self, run: Run) -> None:
+        while not run.closed:
+            try:
+                async with asyncio.timeout(ROUND_S):
+                    await run.woken.wait()
+            except TimeoutError:
+                pass
+            run.woken.clear()
+            try:
+                await run.tick()
+            except _TRANSIENT as error:
+                log.warning("run.retrying", job=run.id, error=repr(error))
+                await asyncio.sleep(0.25)
+        for _ in range(100):
+            if run.id not in self.keeper.books or run.book.ended:
+                break
+            await asyncio.sleep(0.1)
+        await self.keeper.close_job(run.id)
+        self.runs.pop(run.id, None)
+        self.batches.queued.set()
+
+    async def _event(
+        self, job: str, level: str, kind: str, message: str, data: Mapping[str, Any] | None = None
+    ) -> None:
+        item = events.NewEvent(
+            id=new_id("evt"),
+            job=job,
+            level=level,
+            type=kind,
+            message=message,
+            at=self.clock.time(),
+            source="coordinator",
+            data=dict(data or {}),
+        )
+        await events.append(self.sessions, [item])
+
+    # --- hearing ------------------------------------------------------------------------------------------------------
+
+    async def _applied(self, job: str, entries: Any) -> None:
+        run = self.runs.get(job)
+        if run is not None:
+            await run.applied(entries)
+
+    def _recovered(self) -> None:
+        for run in self.runs.values():
+            run.recovered()
+
+    def _beat(self, seat: Seat) -> None:
+        for job in {seat.job, seat.offered[0] if seat.offered else None}:
+            run = self.runs.get(job) if job else None
+            if run is not None:
+                run.beat(seat)
+
+    def _lost(self, seat: Seat, reason: str) -> None:
+        for run in self.runs.values():
+            run.woken.set()
+            if seat.job == run.id:
+                dead = seat.member.state is WorkerState.DEAD
+                run.event(
+                    "warn" if dead else "info",
+                    "worker.dead" if dead else "worker.left",
+                    f"Worker {seat.id} {'is dead' if dead else 'left'}: {reason}.",
+                    {"worker": seat.id, "reason": reason},
+                )
+
+    def _prefix(self, job: str, handle: int, attempt: int) -> fleet_pb2.GetPrefixReply | None:
+        run = self.runs.get(job)
+        return run.prefix(handle, attempt) if run is not None and not run.closed else None
+
+    # --- fleet --------------------------------------------------------------------------------------------------------
+
+    async def _fleet(self) -> None:
+        while True:
+            await self.roster.tick()
+            await self.batches.expire()
+            await asyncio.sleep(self.settings.heartbeat_s / 2)
+
+    async def _leases(self) -> None:
+        while True:
+            active = {run.id: run.engine for run in list(self.runs.values()) if run.active}
+            seats = {seat.id: seat for seat in self.roster.seats.values() if seat.member.state in _LEASABLE}
+            tenants = [
+                Tenant(worker=seat.id, job=self._tenancy(seat), engines=frozenset(seat.engines), idle=not seat.held)
+                for seat in seats.values()
+            ]
+            allotted = allot(tenants, active)
+            now = self.clock.monotonic()
+            for worker, seat in seats.items():
+                job = allotted.get(worker)
+                if job is not None:
+                    version = self.runs[job].row.version
+                    assert version is not None
+                    behind = seat.job != job or seat.version is None or seat.version < version
+                    fresh = seat.offered != (job, version)
+                    if behind and (fresh or now - seat.leased_at > LEASE_AGAIN_S):
+                        seat.leased_at, seat.offered = now, (job, version)
+                        self._spawn(self._lease(seat, self.runs[job], version))
+                elif seat.job is not None and not self._holds(seat) and now - seat.leased_at > LEASE_AGAIN_S:
+                    seat.leased_at, seat.offered = now, None
+                    self._spawn(self._lease(seat, None, 0))
+            await asyncio.sleep(LEASE_ROUND_S)
+
+    def _tenancy(self, seat: Seat) -> str | None:
+        """Job that a worker serves: the one it was offered last, until it says another."""
+        return seat.offered[0] if seat.offered is not None else seat.job
+
+    def _holds(self, seat: Seat) -> bool:
+        run = self.runs.get(seat.job or "")
+        return run is not None and not run.closed and any(True for _ in run.book.owned_by(seat.id, seat.incarnation))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.supervisor.spawn("message", coroutine, may_end=True)
+
+    async def _lease(self, seat: Seat, run: Run | None, version: int) -> None:
+        lease = fleet_pb2.Lease(epoch=self.epoch, incarnation=seat.incarnation)
+        if run is not None:
+            lease = fleet_pb2.Lease(
+                epoch=self.epoch,
+                incarnation=seat.incarnation,
+                job=run.id,
+                engine=run.engine,
+                weights_url=self.settings.weights_url,
+                target_version=version,
+                kv=run.spec.rollout.kv,
+                rollout_json=run.spec.rollout.model_copy(
+                    update={"batch_invariant": run.spec.batch_invariant}
+                ).model_dump_json(),
+                context=run.prepared.context,
+                tokenizer_digest=run.prepared.tokenizer.digest,
+            )
+        try:
+            answer = await self.nats.request(
+                subject("lease", run.id if run is not None else NO_JOB, seat.id), lease.SerializeToString(), timeout=2.0
+            )
+        except (TimeoutError, NatsError):
+            return  # sent again while its heartbeats show that it is needed
+        reply = fleet_pb2.LeaseReply.FromString(answer.data)
+        if not reply.accepted:
+            log.warning("lease.refused", worker=seat.id, reason=reply.reason)
+            if run is not None:
+                data = {"worker": seat.id, "reason": reply.reason}
+                run.event("warn", "worker.refused", f"Worker {seat.id} cannot serve: {reply.reason}.", data)
+
+    # --- versions and events ------------------------------------------------------------------------------------------
+
+    def _published(self, run: Run, version: int) -> None:
+        serving = {
+            seat.version for seat in self.roster.seats.values() if seat.job == run.id and seat.version is not None
+        }
+        request = weights_pb2.RetainRequest(
+            job=run.id, versions=sorted({*serving, version}), keep_last=run.spec.weights.keep_versions
+        )
+        self._spawn(self._retain(request))
+
+    async def _retain(self, request: weights_pb2.RetainRequest) -> None:
+        try:
+            await self.weights.call(
+                weights_pb2_grpc.WeightsStub, lambda stub: stub.Retain, request, timeout_s=10, total_s=20
+            )
+        except (Unavailable, grpc.aio.AioRpcError) as error:
+            log.warning("weights.retain_failed", job=request.job, error=repr(error))  # the next version asks again
+
+    async def _events(self) -> None:
+        """Keep in SQL what other services say of jobs."""
+        js = self.nats.jetstream(timeout=3)
+        subscription = await js.pull_subscribe(subject("events", "*", "*"), durable="coordinator", stream=EVENTS)
+        while True:
+            try:
+                messages = await subscription.fetch(64, timeout=0.5)
+            except TimeoutError:
+                continue
+            except APIError as error:
+                log.warning("events.resubscribing", error=repr(error))
+                await asyncio.sleep(0.5)
+                return
+            fresh = []
+            for message in messages:
+                try:
+                    fresh.append(events.NewEvent.from_message(events_pb2.Event.FromString(message.data)))
+                except CorruptData as error:
+                    log.warning("events.corrupt", error=str(error))
+            await events.append(self.sessions, fresh)
+            for message in messages:
+                await message.ack()
+
+
+_LEASABLE = frozenset({WorkerState.JOINING, WorkerState.WARMING, WorkerState.READY})

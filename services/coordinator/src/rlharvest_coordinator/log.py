@@ -1,0 +1,162 @@
+"""The LEDGER stream as the coordinator reads and writes it: every message once, in order, from a sequence on.
+
+Invariants: `read` yields the stream's messages without a gap, in order of sequence, whatever NATS does in between (restarts,
+reconnects, a consumer that is gone); a stream that is new or was emptied is found by its identity; a transition is published
+until NATS says that it is durable, under one Msg-Id, so that it is in the log once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.errors import APIError
+from rlharvest.bus import LEDGER, ensure_streams, parse_subject, subject
+from rlharvest.v1 import ledger_pb2
+
+log = structlog.get_logger(__name__)
+
+BATCH = 1024
+"""Most messages read at a time."""
+
+IDLE_S = 1.0
+"""Without a message for this long, look whether the stream has any that did not come."""
+
+
+class StreamChanged(Exception):
+    """The stream is another one than before: new, or emptied."""
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        super().__init__(f"the ledger's stream is now {identity}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of the log."""
+
+    sequence: int
+    kind: str
+    job: str
+    who: str
+    data: bytes
+
+
+class Log:
+    """The stream, seen by one coordinator."""
+
+    def __init__(self, nats: Client) -> None:
+        self.nats = nats
+        self.js: JetStreamContext = nats.jetstream(timeout=3)
+        self.identity = ""
+        """Of the stream that is read: the time of its creation."""
+        self.delivered = 0
+        """Sequence of the last message that `read` returned."""
+        self._subscription: JetStreamContext.PushSubscription | None = None
+
+    async def open(self) -> StreamInfo:
+        """Create the streams where they are missing and take note of the ledger's identity."""
+        info = (await ensure_streams(self.js))[LEDGER]
+        self.identity = _identity(info)
+        return info
+
+    async def start(self, after: int) -> None:
+        """Read from the message after sequence `after` on."""
+        await self._unsubscribe()
+        self.delivered = after
+        self._subscription = await self.js.subscribe(
+            "",
+            stream=LEDGER,
+            ordered_consumer=True,
+            config=ConsumerConfig(
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1, mem_storage=True
+            ),
+            pending_bytes_limit=512 << 20,
+        )
+
+    async def read(self) -> list[Entry]:
+        """Wait for messages; return all there are, at most BATCH; an empty list after a second without any.
+
+        Raises:
+            StreamChanged: the stream is another one; call `open` and `start` again.
+        """
+        entries: list[Entry] = []
+        try:
+            if self._subscription is None:
+                await self.start(self.delivered)
+            assert self._subscription is not None
+            message = await self._subscription.next_msg(timeout=IDLE_S)
+            while True:
+                sequence = message.metadata.sequence.stream
+                if sequence > self.delivered:
+                    if sequence != self.delivered + 1 and not await self._purged_to(sequence):
+                        log.warning("log.gap", expected=self.delivered + 1, got=sequence)
+                        await self._unsubscribe()
+                        break
+                    kind, job, who = parse_subject(message.subject)
+                    entries.append(Entry(sequence, kind, job, who, message.data))
+                    self.delivered = sequence
+                if len(entries) >= BATCH or not self._subscription.pending_msgs:
+                    break
+                message = await self._subscription.next_msg(timeout=IDLE_S)
+        except (TimeoutError, NatsError, APIError) as error:
+            if not entries:
+                await self._check(error)
+        return entries
+
+    async def publish(self, job: str, transition: ledger_pb2.Transition) -> int:
+        """Put a transition into the log; return its sequence. Tries until NATS has it."""
+        headers = {"Nats-Msg-Id": f"{job}:{transition.epoch}:{transition.number}"}
+        data = transition.SerializeToString()
+        delay = 0.05
+        while True:
+            try:
+                return (await self.js.publish(subject("ledger", job), data, headers=headers, stream=LEDGER)).seq
+            except (TimeoutError, NatsError, APIError) as error:
+                log.warning("log.publish_failed", job=job, error=repr(error))
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, 1.0)
+
+    async def purge(self, below: int) -> None:
+        """Delete messages with a sequence under `below`: the ledger has applied them, durably."""
+        await self.js.purge_stream(LEDGER, seq=below)
+
+    async def close(self) -> None:
+        await self._unsubscribe()
+
+    async def _check(self, error: Exception) -> None:
+        """After a silent second: is the stream still the one, and did anything not come?"""
+        try:
+            info = (await ensure_streams(self.js))[LEDGER]
+        except (TimeoutError, NatsError, APIError) as problem:
+            log.warning("log.unreachable", error=repr(problem))
+            await asyncio.sleep(0.2)
+            return
+        identity = _identity(info)
+        if identity != self.identity or info.state.last_seq < self.delivered:
+            await self._unsubscribe()
+            raise StreamChanged(identity) from error
+        if info.state.last_seq > self.delivered:
+            log.info("log.resubscribing", after=self.delivered, last=info.state.last_seq)
+            await self._unsubscribe()
+
+    async def _purged_to(self, sequence: int) -> bool:
+        """Whether what lies before `sequence` is not in the stream any more."""
+        return (await self.js.stream_info(LEDGER)).state.first_seq >= sequence
+
+    async def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            try:
+                await subscription.unsubscribe()
+            except (NatsError, APIError):
+                pass  # it is gone with its server
+
+
+def _identity(info: StreamInfo) -> str:
+    return str(info.created.isoformat() if hasattr(info.created, "isoformat") else info.created)

@@ -1,0 +1,279 @@
+"""The roster of workers: who is there, what each said last, and who has gone silent. Implements the gRPC service Fleet.
+
+Invariants: a worker's incarnation rises each time it joins and is in SQL before it hears of it, so no coordinator gives one
+twice; a heartbeat of another incarnation is answered with `rejoin` and changes nothing; time in which this process itself
+stood still is taken out of every deadline, so a busy coordinator declares nobody dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from rlharvest.bus import subject
+from rlharvest.clock import Clock
+from rlharvest.errors import NotFound
+from rlharvest.fleet import member as life
+from rlharvest.fleet.member import ENDED, Member, Timing, WorkerState
+from rlharvest.rpc import NOT_LEADER
+from rlharvest.v1 import fleet_pb2, fleet_pb2_grpc
+
+from rlharvest_coordinator.live import LiveWorker
+from rlharvest_coordinator.sql import Sessions
+from rlharvest_coordinator.store import workers as store
+from rlharvest_coordinator.tables import Worker
+
+log = structlog.get_logger(__name__)
+
+_STALL_S = 0.5
+"""A tick that comes this much late means that this process stood still."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One incarnation of a worker, with what it told."""
+
+    member: Member
+    hostname: str
+    pid: int
+    worker_class: str
+    worker_type: str
+    engines: tuple[str, ...]
+    slots: int
+    numerics_key: str
+    batch_invariant: bool
+    joined_at: float
+    heartbeat: fleet_pb2.Heartbeat | None = None
+    beats: int = 0
+    held: dict[int, int] = field(default_factory=dict)
+    """handle -> attempt, as its last heartbeat has it."""
+    leased_at: float = -1e9
+    """When a lease was last sent, monotonic."""
+    offered: tuple[str, int] | None = None
+    """Job and version of that lease."""
+
+    @property
+    def id(self) -> str:
+        return self.member.worker
+
+    @property
+    def incarnation(self) -> int:
+        return self.member.incarnation
+
+    @property
+    def job(self) -> str | None:
+        """Job that it serves, as it says itself."""
+        return (self.heartbeat.job or None) if self.heartbeat is not None else None
+
+    @property
+    def version(self) -> int | None:
+        """Version that it samples with."""
+        if self.heartbeat is None or not self.heartbeat.HasField("version"):
+            return None
+        return self.heartbeat.version
+
+
+class Roster(fleet_pb2_grpc.FleetServicer):
+    """All workers that this coordinator knows."""
+
+    def __init__(
+        self, nats: Client, sessions: Sessions, clock: Clock, timing: Timing, epoch: Callable[[], int]
+    ) -> None:
+        self.nats = nats
+        self.sessions = sessions
+        self.clock = clock
+        self.timing = timing
+        self.epoch = epoch
+        self.seats: dict[str, Seat] = {}
+        self.prefix: Callable[[str, int, int], fleet_pb2.GetPrefixReply | None] = lambda _job, _handle, _attempt: None
+        self.on_beat: Callable[[Seat], None] = lambda _seat: None
+        self.on_loss: Callable[[Seat, str], None] = lambda _seat, _reason: None
+        self._last_tick: float | None = None
+        self._told: dict[str, float] = {}
+
+    async def start(self) -> None:
+        """Take up the workers that an earlier coordinator knew, and listen to all."""
+        for row in await store.newest(self.sessions, limit=10_000):
+            if row.state not in ("dead", "gone"):
+                self.seats[row.id] = self._seat(row)
+        await self.nats.subscribe(subject("beat", "*", "*"), cb=self._heard)
+
+    def _seat(self, row: Worker) -> Seat:
+        return Seat(
+            member=life.join(row.id, row.incarnation, now=self.clock.monotonic()),
+            hostname=row.hostname,
+            pid=row.pid,
+            worker_class=row.worker_class,
+            worker_type=row.worker_type,
+            engines=tuple(row.engines),
+            slots=row.slots,
+            numerics_key=row.numerics_key,
+            batch_invariant=row.batch_invariant,
+            joined_at=row.joined_at,
+        )
+
+    # --- gRPC ---------------------------------------------------------------------------------------------------------
+
+    async def Register(
+        self, request: fleet_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.RegisterReply:
+        epoch = await self._lead(context)
+        old = self.seats.get(request.worker)
+        known = old.incarnation if old is not None else 0
+        try:
+            known = max(known, (await store.get(self.sessions, request.worker)).incarnation)
+        except NotFound:
+            pass
+        incarnation = known + 1
+        if old is not None and old.member.state not in ENDED:
+            self._end(old, "joined again")
+        fields = {
+            "state": "joining",
+            "worker_class": _CLASSES.get(request.worker_class, "preemptible"),
+            "worker_type": request.worker_type,
+            "hostname": request.hostname,
+            "pid": request.pid,
+            "engines": list(request.engines),
+            "slots": max(1, request.slots),
+            "numerics_key": request.numerics_key,
+            "batch_invariant": request.batch_invariant,
+            "build": request.build,
+        }
+        now = self.clock.time()
+        await store.join(self.sessions, request.worker, incarnation, now=now, epoch=epoch, **fields)
+        self.seats[request.worker] = self._seat(await store.get(self.sessions, request.worker))
+        log.info("worker.joined", worker=request.worker, incarnation=incarnation, slots=request.slots)
+        return fleet_pb2.RegisterReply(
+            incarnation=incarnation,
+            heartbeat_s=self.timing.heartbeat_s,
+            deadline_s=self.timing.deadline_s,
+            epoch=epoch,
+        )
+
+    async def Leave(
+        self, request: fleet_pb2.LeaveRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.LeaveReply:
+        await self._lead(context)
+        seat = self.seats.get(request.worker)
+        if seat is not None and seat.incarnation == request.incarnation:
+            seat.member = life.leave(seat.member)
+            log.info("worker.left", worker=seat.id, reason=request.reason)
+            self.on_loss(seat, request.reason or "left")
+            await self._record(seat, request.reason)
+        return fleet_pb2.LeaveReply()
+
+    async def GetPrefix(
+        self, request: fleet_pb2.GetPrefixRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.GetPrefixReply:
+        await self._lead(context)
+        reply = self.prefix(request.job, request.handle, request.attempt)
+        if reply is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the attempt does not own this response")
+        assert reply is not None
+        return reply
+
+    async def _lead(self, context: grpc.aio.ServicerContext[Any, Any]) -> int:
+        epoch = self.epoch()
+        if not epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, NOT_LEADER)
+        return epoch
+
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+
+    async def _heard(self, message: Msg) -> None:
+        beat = fleet_pb2.Heartbeat.FromString(message.data)
+        seat = self.seats.get(beat.worker)
+        if seat is None or seat.incarnation != beat.incarnation or seat.member.state in ENDED:
+            now = self.clock.monotonic()
+            if now - self._told.get(beat.worker, -1e9) > 1.0:
+                self._told[beat.worker] = now
+                reason = "unknown" if seat is None else f"incarnation {beat.incarnation} is over"
+                order = fleet_pb2.Rejoin(incarnation=beat.incarnation, reason=reason)
+                await self.nats.publish(subject("rejoin", who=beat.worker), order.SerializeToString())
+            return
+        try:
+            reported = WorkerState(beat.state)
+        except ValueError:
+            log.warning("worker.bad_heartbeat", worker=beat.worker, state=beat.state)
+            return
+        seat.member = life.beat(seat.member, beat.incarnation, reported, now=self.clock.monotonic())
+        seat.heartbeat = beat
+        seat.beats += 1
+        seat.held = dict(zip(beat.held, beat.held_attempt, strict=False))
+        self.on_beat(seat)
+
+    async def tick(self) -> None:
+        """Look who has gone silent; call this every heartbeat or oftener."""
+        now = self.clock.monotonic()
+        if self._last_tick is not None:
+            late = now - self._last_tick - self.timing.heartbeat_s
+            if late > _STALL_S:
+                log.warning("coordinator.stalled", seconds=round(late, 2))
+                for seat in self.seats.values():
+                    seat.member = life.forgive(seat.member, late)
+        self._last_tick = now
+        for seat in list(self.seats.values()):
+            before = seat.member.state
+            seat.member = life.tick(seat.member, self.timing, now=now)
+            if seat.member.state is WorkerState.DEAD and before is not WorkerState.DEAD:
+                silent = now - seat.member.heard
+                log.warning("worker.dead", worker=seat.id, silent_s=round(silent, 2))
+                self.on_loss(seat, f"no heartbeat for {silent:.1f} s")
+                await self._record(seat, f"no heartbeat for {silent:.1f} s")
+            elif seat.member.state in ENDED and now - seat.member.heard > 600:
+                del self.seats[seat.id]
+
+    def _end(self, seat: Seat, reason: str) -> None:
+        seat.member = life.leave(seat.member)
+        self.on_loss(seat, reason)
+
+    async def _record(self, seat: Seat, reason: str) -> None:
+        state = "dead" if seat.member.state is WorkerState.DEAD else "gone"
+        await store.leave(
+            self.sessions,
+            seat.id,
+            seat.incarnation,
+            state=state,
+            reason=reason,
+            now=self.clock.time(),
+            epoch=self.epoch(),
+        )
+
+    async def drain(self, seat: Seat, reason: str) -> None:
+        """Ask a worker to stop, hand back and leave."""
+        seat.member = life.drain(seat.member)
+        order = fleet_pb2.DrainOrder(incarnation=seat.incarnation, reason=reason)
+        await self.nats.publish(subject("drain", who=seat.id), order.SerializeToString())
+
+    def live(self, seat: Seat) -> LiveWorker:
+        """Return a worker as the API shows it."""
+        beat = seat.heartbeat
+        return LiveWorker(
+            id=seat.id,
+            incarnation=seat.incarnation,
+            state=seat.member.state.name.lower(),
+            job=seat.job,
+            version=seat.version,
+            slots=seat.slots,
+            held=len(seat.held),
+            tokens_per_s=beat.tokens_per_s if beat is not None else 0.0,
+            generated_tokens=beat.generated_tokens if beat is not None else 0,
+            heartbeat_age_s=max(0.0, self.clock.monotonic() - seat.member.heard),
+            note=beat.note if beat is not None else "",
+            hostname=seat.hostname,
+            pid=seat.pid,
+            worker_class=seat.worker_class,
+            worker_type=seat.worker_type,
+            engines=seat.engines,
+            numerics_key=seat.numerics_key,
+            batch_invariant=seat.batch_invariant,
+            joined_at=seat.joined_at,
+        )
+
+
+_CLASSES = {fleet_pb2.WORKER_CLASS_RESERVED: "reserved", fleet_pb2.WORKER_CLASS_PREEMPTIBLE: "preemptible"}

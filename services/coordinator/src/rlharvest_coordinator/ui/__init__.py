@@ -1,0 +1,1 @@
+"""The status page at `/`: jobs, one job, workers. Pages are shells that scripts fill from REST every two seconds."""

@@ -1,0 +1,81 @@
+"""`rlharvest-reward serve`: the process of the reward service."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import structlog
+import typer
+from rlharvest import bus, logs
+from rlharvest.errors import RlharvestError
+from rlharvest.health import Health, HealthServer
+from rlharvest.supervise import Supervisor
+
+from rlharvest_reward import limits
+from rlharvest_reward.scoring import Scorer
+from rlharvest_reward.service import RewardService
+from rlharvest_reward.settings import RewardSettings
+
+log = structlog.get_logger(__name__)
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Scores responses with the reward functions of jobs."
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Keep `serve` a command of its own though it is the only one."""
+
+
+async def serve(settings: RewardSettings) -> None:
+    """Serve until a signal or the failure of a task.
+
+    Raises:
+        Unavailable: NATS does not answer.
+    """
+    supervisor = Supervisor("reward")
+    nc = await bus.connect(settings.nats_url, f"reward/{socket.gethostname()}")
+    supervisor.on_stop(nc.close)
+    scorer = Scorer(settings)
+    supervisor.on_stop(scorer.close)
+    service = RewardService(nc, scorer, settings, supervisor)
+    supervisor.on_stop(service.drain)
+    health = Health()
+    health.checks["queue"] = service.ready
+    server = HealthServer(health)
+    await server.start(settings.health_host, settings.health_port)
+    supervisor.on_stop(server.close)
+    log.info(
+        "reward.serving",
+        health=f"http://{settings.health_host}:{server.port}",
+        roots=[str(root) for root in settings.roots],
+        processes=settings.processes,
+    )
+    consuming = supervisor.spawn("consume", service.consume())
+
+    async def stop_taking() -> None:
+        consuming.cancel()
+
+    supervisor.on_stop(stop_taking)
+    supervisor.spawn("reap", scorer.reap())
+    await supervisor.run()
+
+
+@app.command("serve")
+def serve_command() -> None:
+    """Run the service; settings come from RLHARVEST_… variables."""
+    settings = RewardSettings()
+    logs.configure("reward", level=settings.log_level, style=settings.log_format)
+    limits.hide_environment()
+    try:
+        asyncio.run(serve(settings))
+    except RlharvestError as error:
+        log.error("reward.failed", error=str(error))
+        raise typer.Exit(1) from error
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

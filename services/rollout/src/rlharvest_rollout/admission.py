@@ -1,0 +1,97 @@
+"""Which assignments a worker takes: a pure decision, and the translation from the wire.
+
+Invariants: an attempt that was taken once is never started a second time, however often it is sent; an older attempt
+than one seen is refused; nothing starts below its minimal version; no more run than there are slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlharvest.engine import Request, Sampling
+from rlharvest.spans import as_ids
+from rlharvest.v1 import fleet_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of an Assignments message."""
+
+    take: tuple[fleet_pb2.Assignment, ...] = ()
+    refused: tuple[int, ...] = ()
+    reason: str = ""
+    """Why some were refused, for people."""
+
+
+@dataclass(slots=True)
+class Admission:
+    """Remembers the attempts of one job."""
+
+    slots: int
+    _newest: dict[int, int] = field(default_factory=dict)
+
+    def judge(
+        self, message: fleet_pb2.Assignments, *, held: Mapping[int, int], running: int, version: int | None
+    ) -> Verdict:
+        """Return which assignments start now, which are refused; those that were taken before are in neither.
+
+        Args:
+            held: attempt of each response held.
+            running: responses that generate.
+            version: that samples now.
+        """
+        take: list[fleet_pb2.Assignment] = []
+        refused: list[int] = []
+        reasons: dict[str, None] = {}
+        for one in message.assignments:
+            newest = self._newest.get(one.handle, -1)
+            if one.attempt == newest:
+                continue
+            if one.attempt < newest:
+                reason = "a newer attempt was seen"
+            elif version is None:
+                reason = "no version is loaded"
+            elif version < one.min_version:
+                reason = f"version {version} is loaded, {one.min_version} is asked for"
+            elif running >= self.slots and one.handle not in held:
+                reason = f"all {self.slots} slots are taken"
+            else:
+                take.append(one)
+                self._newest[one.handle] = one.attempt
+                running += one.handle not in held
+                continue
+            refused.append(one.handle)
+            reasons[reason] = None
+        return Verdict(tuple(take), tuple(refused), "; ".join(reasons))
+
+
+def sampling_of(message: fleet_pb2.Sampling) -> Sampling:
+    """Return the sampling parameters of a job."""
+    return Sampling(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        eos_ids=frozenset(message.eos_ids),
+        stop=tuple(message.stop),
+        vocab=message.vocab,
+    )
+
+
+def request_of(assignment: fleet_pb2.Assignment, sampling: Sampling, *, prompt: bytes, prefix: bytes) -> Request:
+    """Return an engine's request; `prompt` and `prefix` are little-endian u32.
+
+    Raises:
+        CorruptData: they are not whole tokens.
+    """
+    return Request(
+        handle=assignment.handle,
+        attempt=assignment.attempt,
+        group=assignment.group,
+        seed=assignment.seed,
+        prompt=as_ids(prompt),
+        prefix=as_ids(prefix),
+        budget=assignment.budget,
+        sampling=sampling,
+    )

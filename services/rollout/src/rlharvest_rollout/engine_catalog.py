@@ -1,0 +1,27 @@
+"""The engines that a worker can run, by name; each is imported only when it is chosen."""
+
+from __future__ import annotations
+
+from rlharvest.engine import Engine
+from rlharvest.errors import InvalidField
+
+from rlharvest_rollout.settings import RolloutSettings
+
+
+def make_engine(name: str, settings: RolloutSettings) -> Engine:
+    """Return a new engine.
+
+    Raises:
+        InvalidField: there is no engine of this name.
+    """
+    if name == "stub":
+        from rlharvest.testing.stub import StubEngine
+
+        return StubEngine()
+    if name == "torch":
+        from rlharvest_rollout.engines.torch.engine import TorchEngine
+
+        return TorchEngine(
+            threads=settings.compute_threads, slots=settings.slots, kv_memory_bytes=settings.kv_memory_mb << 20
+        )
+    raise InvalidField("engine", name, "there is no such engine", "Known engines: torch, stub.")

@@ -1,0 +1,1 @@
+"""Engines of a rollout worker, each behind `rlharvest.engine.Engine`."""

@@ -1,0 +1,205 @@
+"""The network: logits of the next token, for rows of any sequences together.
+
+A row is one token at one position. Rows know each other only through the attention they are given, so prefill of one
+sequence and decode of many are the same code. In the batch-invariant mode a row's logits have the same bits in any
+company.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlharvest_rollout.engines.torch.architecture import Architecture, Rope
+from rlharvest_rollout.engines.torch.attention import attend, attend_blocks
+from rlharvest_rollout.engines.torch.checkpoint import Layer, Weights
+from rlharvest_rollout.engines.torch.kv_cache import KvCache
+from rlharvest_rollout.engines.torch.numerics import (
+    KEY_BLOCK,
+    LANES,
+    Numerics,
+    attention_is_invariant,
+    padded,
+    row_blocks,
+    split,
+)
+
+
+class Attention(Protocol):
+    """Stores keys and values of rows and attends over what their sequences have."""
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        """Return (rows, heads * head_dim), of scaled q (rows, heads, head_dim) and kv (rows, 2, kv_heads, head_dim)."""
+        ...
+
+
+class Model:
+    """A network with its weights; immutable."""
+
+    def __init__(self, shape: Architecture, weights: Weights, numerics: Numerics, *, context: int) -> None:
+        """Probe how to compute, and tabulate `context` positions."""
+        self.shape = shape
+        self.weights = weights
+        self.numerics = numerics
+        self.blocks = row_blocks(weights.linear_shapes(), numerics) if numerics.invariant else ()
+        self.invariant = bool(self.blocks) and attention_is_invariant(
+            shape.heads, shape.kv_heads, shape.head_dim, numerics.cache_dtype, numerics.device, numerics.threads
+        )
+        """Whether a row's bits are independent of its company; False also where the machine does not allow it."""
+        cos, sin = rope_table(shape.rope, shape.head_dim, padded(context, LANES))
+        self._cos, self._sin = cos.to(numerics.device), sin.to(numerics.device)
+
+    def prefill(
+        self, cache: KvCache, slot: int, tokens: Sequence[int], start: int, *, want_logits: bool
+    ) -> Tensor | None:
+        """Run the tokens at positions start .. of a slot; return logits (padded vocab,) after the last, if wanted."""
+        attention = _Prefill(self, cache, slot, start, len(tokens))
+        x = self._run(tokens, range(start, start + len(tokens)), attention)
+        if not want_logits:
+            return None
+        last = x[len(tokens) - 1 : len(tokens)]
+        return self._head(last)[0]
+
+    def decode(self, cache: KvCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Run one token of each of the slots 0 .. len(tokens) - 1; return logits (slots, padded vocab), float32."""
+        x = self._run(tokens, positions, _Decode(self, cache, positions))
+        return self._head(x[: len(tokens)])
+
+    def _run(self, tokens: Sequence[int], positions: Sequence[int], attention: Attention) -> Tensor:
+        plan = split(len(tokens), self.blocks)
+        idle = [0] * (sum(plan) - len(tokens))
+        rows = torch.tensor([[*tokens, *idle], [*positions, *idle]], device=self.numerics.device)
+        x = self.weights.embedding[rows[0]].to(self.numerics.torch_dtype)
+        cos, sin = self._cos[rows[1]].unsqueeze(1), self._sin[rows[1]].unsqueeze(1)
+        for index, layer in enumerate(self.weights.layers):
+            q, kv = self._qkv(layer, x, plan, cos, sin)
+            x = x + self._linear(attention(index, q, kv), layer.o, layer.o_bias, plan)
+            x = x + self._mlp(layer, x, plan)
+        return x
+
+    def _qkv(self, layer: Layer, x: Tensor, plan: list[int], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        shape = self.shape
+        y = self._linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias, plan)
+        y = y.view(len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        qk, v = y[:, : shape.heads + shape.kv_heads], y[:, shape.heads + shape.kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = qk[:, : shape.heads], qk[:, shape.heads :]
+            qk = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], 1)
+        qk = qk.to(self._cos.dtype)
+        # rotate_half: (x1, x2) -> (-x2, x1); the sign is in the table of sines.
+        halves = qk.reshape(*qk.shape[:2], 2, -1).flip(-2).flatten(-2)
+        qk = (qk * cos).add_(halves.mul_(sin))
+        kv = torch.cat([qk[:, shape.heads :], v.to(qk.dtype)], 1).view(len(x), 2, shape.kv_heads, shape.head_dim)
+        return qk[:, : shape.heads] * shape.head_dim**-0.5, kv
+
+    def _mlp(self, layer: Layer, x: Tensor, plan: list[int]) -> Tensor:
+        y = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias, plan)
+        gate, up = y.chunk(2, -1)
+        # Contiguous: the vector loop then runs over whole rows in any batch.
+        return self._linear(functional.silu(gate.contiguous()).mul_(up), layer.down, layer.down_bias, plan)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm (Zhang and Sennrich, 2019), in float32."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.shape.eps))
+        return (wide * scale).to(x.dtype) * weight
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, plan: list[int]) -> Tensor:
+        x = x.to(weight.dtype)
+        if len(plan) == 1:
+            y = functional.linear(x, weight)
+        else:
+            y = torch.cat([functional.linear(block, weight) for block in torch.split(x, plan)])
+        y = y.to(self.numerics.torch_dtype)
+        return y if bias is None else y.add_(bias)
+
+    def _head(self, x: Tensor) -> Tensor:
+        """Return logits (rows, padded vocab) in float32; with float32 products they are not rounded to the dtype."""
+        rows, plan = len(x), split(len(x), self.blocks)
+        x = functional.pad(x, (0, 0, 0, sum(plan) - rows))
+        x = self._norm(x, self.weights.norm).to(self.weights.head.dtype)
+        return torch.cat([functional.linear(block, self.weights.head) for block in torch.split(x, plan)])[:rows].float()
+
+
+class _Decode:
+    """One row of each of the slots 0 .. n-1."""
+
+    def __init__(self, model: Model, cache: KvCache, positions: Sequence[int]) -> None:
+        self._cache, self._shape, self._blocked = cache, model.shape, model.numerics.invariant
+        self._rows = len(positions)
+        device = model.numerics.device
+        self._slots = torch.arange(self._rows, device=device)
+        self._positions = torch.tensor(positions, device=device)
+        self._keys = padded(max(positions) + 1, KEY_BLOCK) if self._blocked else max(positions) + 1
+        bias = _bias(self._positions, self._keys, cache.data.dtype)
+        self._bias = bias[:, None].expand(-1, model.shape.kv_heads, -1).reshape(-1, 1, self._keys)
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        shape, data = self._shape, self._cache.data[layer]
+        data[:, self._slots, :, self._positions] = kv[: self._rows].to(data.dtype)
+        k, v = (part[: self._rows].flatten(0, 1)[:, : self._keys] for part in data)
+        own = q[: self._rows].reshape(-1, shape.heads // shape.kv_heads, shape.head_dim).to(data.dtype)
+        out = attend_blocks(own, k, v, self._bias, KEY_BLOCK) if self._blocked else attend(own, k, v, self._bias)
+        return functional.pad(out.view(self._rows, -1), (0, 0, 0, len(q) - self._rows))
+
+
+class _Prefill:
+    """Rows in a row of one slot."""
+
+    def __init__(self, model: Model, cache: KvCache, slot: int, start: int, rows: int) -> None:
+        self._cache, self._shape, self._blocked = cache, model.shape, model.numerics.invariant
+        self._slot, self._start, self._rows = slot, start, rows
+        self._keys = padded(start + rows, KEY_BLOCK) if self._blocked else start + rows
+        positions = torch.arange(start, start + rows, device=model.numerics.device)
+        self._bias = _bias(positions, self._keys, cache.data.dtype)[:, None]
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        shape, rows, data = self._shape, self._rows, self._cache.data[layer, :, self._slot]
+        data[:, :, self._start : self._start + rows] = kv[:rows].permute(1, 2, 0, 3).to(data.dtype)
+        k, v = data[:, :, : self._keys]
+        own = q[:rows].reshape(rows, shape.kv_heads, -1, shape.head_dim).to(data.dtype)
+        if self._blocked:
+            # Each query is a matrix product of its own, of the shape that decode has, against keys that all share.
+            heads = [
+                attend_blocks(own[:, h], k[h].expand(rows, -1, -1), v[h].expand(rows, -1, -1), self._bias, KEY_BLOCK)
+                for h in range(shape.kv_heads)
+            ]
+            out = torch.stack(heads, 1)
+        else:
+            group = own.shape[2]
+            bias = self._bias.expand(-1, group, -1).reshape(1, rows * group, -1)
+            out = attend(own.transpose(0, 1).reshape(shape.kv_heads, rows * group, -1), k, v, bias)
+            out = out.view(shape.kv_heads, rows, group, -1).transpose(0, 1)
+        return functional.pad(out.reshape(rows, -1), (0, 0, 0, len(q) - rows))
+
+
+def _bias(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
+    """Return (rows, keys): 0 up to a row's own position, -inf behind it."""
+    hidden = torch.arange(keys, device=positions.device) > positions[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -math.inf)
+
+
+def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and signed sines of shape (positions, head_dim), float32.
+
+    The signs are those of rotate_half: x cos + flip(x) sin is the rotation. llama3 scaling is that of Llama 3.1
+    (Meta, 2024): long waves are stretched, short ones kept, those between blended.
+    """
+    frequency = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    if rope.kind == "linear":
+        frequency = frequency / rope.factor
+    elif rope.kind == "llama3":
+        wave = 2 * math.pi / frequency
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        blend = (rope.original_context / wave - low) / (high - low)
+        blended = (1 - blend) * frequency / rope.factor + blend * frequency
+        stretched = torch.where(wave > rope.original_context / low, frequency / rope.factor, blended)
+        frequency = torch.where(wave < rope.original_context / high, frequency, stretched)
+    angle = torch.arange(positions).float()[:, None] * frequency
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)

@@ -1,0 +1,85 @@
+"""Settings of a rollout worker (environment variables RLHARVEST_…)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+from rlharvest.settings import ServiceSettings
+
+EngineName = Literal["torch", "stub"]
+
+
+class RolloutSettings(ServiceSettings):
+    """What this worker is, and how it buffers."""
+
+    worker_class: Literal["reserved", "preemptible"] = "preemptible"
+    """`reserved` shares the trainer's device; `preemptible` may vanish at any instant."""
+
+    worker_type: str = Field("cpu", max_length=100)
+    """What the machine is paid as, e.g. `cpu` or `h100-spot`."""
+
+    engines: Annotated[tuple[EngineName, ...], NoDecode] = ()
+    """Engines it offers, comma-separated; `auto` or empty: all that are installed."""
+
+    slots: int = Field(32, ge=1, le=16384)
+    """Responses it runs at a time."""
+
+    threads: int = Field(0, ge=0)
+    """Compute threads of the torch engine; 0: one for each processor that this process may use."""
+
+    kv_memory_mb: int = Field(1024, ge=1)
+    """Bound of the torch engine's memory for keys and values."""
+
+    pull_threads: int = Field(4, ge=1, le=64)
+    """Parts of a version that are fetched at a time."""
+
+    cache_dir: Path | None = None
+    """Where pulled versions are kept; workers of one machine may share it. Unset: data_dir/versions."""
+
+    cache_versions: int = Field(3, ge=1, le=64)
+    """Versions of a job that stay in cache_dir."""
+
+    flush_s: float = Field(0.1, gt=0, le=60)
+    """Longest time that a generated token waits before it is published."""
+
+    flush_tokens: int = Field(2048, ge=1)
+    """So many unpublished tokens are published at once."""
+
+    buffer_tokens: int = Field(1 << 20, ge=1)
+    """Generation pauses when so many tokens wait for the ledger."""
+
+    probe_s: float = Field(2.0, gt=0)
+    """An acknowledgement that is missing for this long is asked for."""
+
+    drain_s: float = Field(5.0, gt=0)
+    """Longest time for handing over the last tokens at shutdown."""
+
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            names = [name.strip() for name in value.split(",") if name.strip()]
+            return () if names == ["auto"] else tuple(names)
+        return value
+
+    @property
+    def offered_engines(self) -> tuple[EngineName, ...]:
+        """The engines to register with, best first."""
+        if self.engines:
+            return self.engines
+        return ("torch", "stub") if importlib.util.find_spec("torch") else ("stub",)
+
+    @property
+    def compute_threads(self) -> int:
+        """Compute threads of the torch engine."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+    @property
+    def versions_dir(self) -> Path:
+        """Where pulled versions are kept."""
+        return self.cache_dir or self.data_dir.absolute() / "versions"

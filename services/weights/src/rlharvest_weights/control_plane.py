@@ -1,0 +1,125 @@
+"""The gRPC service Weights: publishing and retention. The bytes go over HTTP (data_plane)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+from pydantic import ValidationError
+from rlharvest.errors import Conflict, DataError, DiskFull, NotFound, RlharvestError
+from rlharvest.v1 import weights_pb2, weights_pb2_grpc
+from rlharvest.weights.manifest import Manifest
+
+from rlharvest_weights import metrics
+from rlharvest_weights.versions import VersionStore
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "rlharvest.v1.Weights"
+
+
+class WeightsServicer(weights_pb2_grpc.WeightsServicer):
+    """Implements rlharvest.v1.Weights over a VersionStore.
+
+    Args:
+        announce: called with each new version after it can be pulled.
+    """
+
+    def __init__(self, versions: VersionStore, announce: Callable[[Manifest], None]) -> None:
+        self._versions = versions
+        self._announce = announce
+
+    async def Publish(
+        self,
+        request: weights_pb2.PublishRequest,
+        context: grpc.aio.ServicerContext[weights_pb2.PublishRequest, weights_pb2.PublishReply],
+    ) -> weights_pb2.PublishReply:
+        """Make a version; INVALID_ARGUMENT names the field that cannot be used."""
+        try:
+            manifest = Manifest.model_validate_json(request.manifest_json)
+        except ValidationError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"manifest_json: {error}")
+        try:
+            made, new = await asyncio.to_thread(self._versions.publish, request.job, request.key, manifest)
+        except RlharvestError as error:
+            await _abort(context, error)
+        if new:
+            metrics.PUBLISHED.inc()
+            log.info("version.published", job=made.job, version=made.version, step=made.step, bytes=made.bytes)
+        # Again for a publisher that comes again: this process may have died before it told.
+        self._announce(made)
+        return weights_pb2.PublishReply(version=made.version, digest=made.digest)
+
+    async def List(
+        self,
+        request: weights_pb2.ListVersionsRequest,
+        context: grpc.aio.ServicerContext[weights_pb2.ListVersionsRequest, weights_pb2.ListVersionsReply],
+    ) -> weights_pb2.ListVersionsReply:
+        """Return the versions that can be pulled, oldest first."""
+        try:
+            manifests = self._versions.listed(request.job)
+        except RlharvestError as error:
+            await _abort(context, error)
+        return weights_pb2.ListVersionsReply(
+            versions=[
+                weights_pb2.VersionInfo(
+                    version=manifest.version,
+                    step=manifest.step,
+                    parent=manifest.parent,
+                    digest=manifest.digest,
+                    bytes=manifest.bytes,
+                    created_at=manifest.created_at,
+                )
+                for manifest in manifests
+            ]
+        )
+
+    async def Retain(
+        self,
+        request: weights_pb2.RetainRequest,
+        context: grpc.aio.ServicerContext[weights_pb2.RetainRequest, weights_pb2.RetainReply],
+    ) -> weights_pb2.RetainReply:
+        """Delete versions except those named and the newest `keep_last`."""
+        try:
+            deleted, freed = await asyncio.to_thread(
+                self._versions.retain, request.job, list(request.versions), request.keep_last
+            )
+        except RlharvestError as error:
+            await _abort(context, error)
+        metrics.FREED_BYTES.inc(freed)
+        if deleted:
+            log.info("versions.deleted", job=request.job, versions=deleted, freed_bytes=freed)
+        return weights_pb2.RetainReply(deleted=deleted, freed_bytes=freed)
+
+    async def Forget(
+        self,
+        request: weights_pb2.ForgetRequest,
+        context: grpc.aio.ServicerContext[weights_pb2.ForgetRequest, weights_pb2.ForgetReply],
+    ) -> weights_pb2.ForgetReply:
+        """Delete everything of a job."""
+        try:
+            freed = await asyncio.to_thread(self._versions.forget, request.job)
+        except RlharvestError as error:
+            await _abort(context, error)
+        metrics.FREED_BYTES.inc(freed)
+        log.info("job.forgotten", job=request.job, freed_bytes=freed)
+        return weights_pb2.ForgetReply()
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: RlharvestError) -> NoReturn:
+    match error:
+        case DataError():
+            code = grpc.StatusCode.INVALID_ARGUMENT
+        case Conflict():
+            code = grpc.StatusCode.FAILED_PRECONDITION
+        case NotFound():
+            code = grpc.StatusCode.NOT_FOUND
+        case DiskFull():
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        case _:
+            code = grpc.StatusCode.INTERNAL
+    await context.abort(code, str(error))
