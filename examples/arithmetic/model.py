@@ -1,14 +1,15 @@
-"""Make the model and the data of the arithmetic example: a tiny Llama that adds, but not yet well.
+"""Make the model and the data of the arithmetic example: a tiny Llama that adds, but mostly forgets to carry.
 
-The task: `12+7=` is to be answered by the sum with its digits reversed, `91`. Reversed, each digit depends only on what
-stands before it, which is how a small network can learn to add. A short supervised warm start brings the model to where it is
-right now and then; reinforcement learning has to do the rest.
+The task: `12+07=` is to be answered by the sum with its digits reversed, `910`. Reversed, each digit depends only on what
+stands before it, which is how a small network can learn to add. The supervised warm start is done by a careless teacher,
+who forgets every carry of a problem more often than not. So the model knows how to carry and seldom does: its reward has
+room to rise, and reinforcement learning has something to find.
 
     python examples/arithmetic/model.py --out .rlharvest/arithmetic
 
-writes DIR/model (an ordinary Hugging Face directory: config, tokenizer, safetensors), DIR/train.jsonl and DIR/heldout.jsonl,
-which share no problem. Everything follows from the settings below: it is made once, under a name that is a digest of
-them, in --cache, and copied from there afterwards.
+writes DIR/model (an ordinary Hugging Face directory: config, tokenizer, safetensors), DIR/train.jsonl and
+DIR/heldout.jsonl, which share no problem. Everything follows from the settings below: it is made once, under a name that
+is a digest of them, in --cache, and copied from there afterwards.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ class Settings:
     """Of a summand."""
     heldout: int = 256
     """Problems that are never trained on."""
+    forgets: float = 0.75
+    """How often the teacher of the warm start forgets to carry."""
     hidden_size: int = 192
-    intermediate_size: int = 512
+    intermediate_size: int = 384
     layers: int = 3
     heads: int = 6
-    context: int = 32
-    steps: int = 220
+    context: int = 16
+    steps: int = 200
     """Of the warm start."""
-    batch: int = 128
-    learning_rate: float = 1.5e-3
+    batch: int = 96
+    learning_rate: float = 2e-3
 
     def digest(self) -> str:
         """Return a name for what these settings make."""
@@ -59,9 +62,16 @@ class Settings:
 def problems(settings: Settings) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return (train, heldout): all sums of two numbers, shuffled by the seed, as rows {question, answer}."""
     numbers = range(settings.largest + 1)
-    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)[::-1]} for a in numbers for b in numbers]
+    rows = [{"question": f"{a:02d}+{b:02d}=", "answer": f"{a + b:03d}"[::-1]} for a in numbers for b in numbers]
     random.Random(settings.seed).shuffle(rows)
     return rows[settings.heldout :], rows[: settings.heldout]
+
+
+def careless(question: str) -> str:
+    """Return the answer of somebody who forgets every carry: each place is added for itself."""
+    first, second = question.rstrip("=").split("+")
+    digits = [str((int(a) + int(b)) % 10) for a, b in zip(first, second, strict=True)]
+    return "".join(reversed(digits)) + "0"
 
 
 def make_tokenizer() -> Any:
@@ -103,27 +113,24 @@ def make_model(settings: Settings, tokenizer: Any) -> Any:
 
 
 def warm_start(model: Any, tokenizer: Any, rows: list[dict[str, str]], settings: Settings) -> None:
-    """Train `model` on solved problems for a short while; the loss is on the answers alone."""
+    """Train `model` for a short while on what the careless teacher writes; the loss is on the answers alone."""
     import torch
 
-    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    ids, labels = [], []
-    for row in rows:
-        question, answer = tokenizer.encode(row["question"]), [*tokenizer.encode(row["answer"]), eos]
-        ids.append(question + answer)
-        labels.append([-100] * len(question) + answer)
-    width = max(map(len, ids))
-    inputs = torch.tensor([line + [pad] * (width - len(line)) for line in ids])
-    targets = torch.tensor([line + [-100] * (width - len(line)) for line in labels])
+    eos = tokenizer.eos_token_id
+    inputs = torch.tensor([[*tokenizer.encode(row["question"] + row["answer"]), eos] for row in rows])
+    wrong = torch.tensor([[*tokenizer.encode(row["question"] + careless(row["question"])), eos] for row in rows])
+    start = len(tokenizer.encode(rows[0]["question"]))
     generator = torch.Generator().manual_seed(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     model.train()
     for step in range(settings.steps):
         chosen = torch.randint(len(inputs), (settings.batch,), generator=generator)
-        loss = model(
-            input_ids=inputs[chosen], attention_mask=(inputs[chosen] != pad).long(), labels=targets[chosen]
-        ).loss
+        forgets = torch.rand(settings.batch, 1, generator=generator) < settings.forgets
+        batch = torch.where(forgets, wrong[chosen], inputs[chosen])
+        labels = batch.clone()
+        labels[:, :start] = -100
+        loss = model(input_ids=batch, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

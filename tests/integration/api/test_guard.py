@@ -39,13 +39,13 @@ async def test_with_a_token_only_health_and_log_in_go_without(locked: httpx.Asyn
     for path, status in (("/livez", 200), ("/readyz", 200), ("/login", 200), ("/static/status.css", 200)):
         assert (await locked.get(path)).status_code == status, path
     for value in (f"Bearer {TOKEN}x", "Bearer ", f"Basic {TOKEN}", TOKEN):
-        reply = await locked.get("/v1/jobs", headers={"Authorization": value.encode()})
+        reply = await locked.get("/v1/jobs", headers={b"Authorization": value.encode()})
         assert reply.status_code == 401
 
 
 async def test_the_token_opens(locked: httpx.AsyncClient) -> None:
     for scheme in ("Bearer", "bearer"):
-        reply = await locked.get("/v1/jobs", headers={"Authorization": f"{scheme} {TOKEN}".encode()})
+        reply = await locked.get("/v1/jobs", headers={b"Authorization": f"{scheme} {TOKEN}".encode()})
         assert reply.status_code == 200
 
 

@@ -16,7 +16,7 @@ BUDGET = 150
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("llama", "float32"), ("llama", "bfloat16"), ("qwen2", "float32"), ("qwen3", "bfloat16")],
+    [("llama", "float32"), ("qwen2", "float32"), ("qwen3", "bfloat16")],
 )
 async def test_100_random_cuts_give_the_uncut_response(
     kind: str, dtype: str, make_model: Any, make_request: Any, drive: Any
@@ -61,7 +61,7 @@ async def test_a_batch_of_1_gives_what_a_batch_of_32_gives(
     results = []
     for slots in (1, 32):
         async with drive(make_model(), dtype=dtype, slots=slots) as driver:
-            driver.submit([make_request(handle, group=handle // 8, budget=30) for handle in range(32)])
+            driver.submit([make_request(handle, group=handle // 8, budget=12) for handle in range(32)])
             await driver.finish(range(32))
             results.append((driver.got, driver.finishes))
     assert results[0] == results[1]
@@ -92,16 +92,16 @@ async def test_a_cut_is_exact_across_a_version_switch_with_recompute(
 
 async def test_a_long_prefill_in_chunks_is_exact_too(make_model: Any, make_request: Any, drive: Any) -> None:
     """A continuation longer than one step may prefill, while others run."""
-    context = 1400
+    context = 800
     async with drive(make_model(), context=context) as uncut:
-        uncut.submit([make_request(0, budget=1300)])
+        uncut.submit([make_request(0, budget=700)])
         await uncut.finish([0])
     async with drive(make_model(), context=context) as cut_up:
         others = [make_request(handle, budget=200) for handle in range(1, 6)]
-        cut_up.submit([*others, make_request(0, budget=1300, prefix=uncut.got[0].ids[:1290])])
+        cut_up.submit([*others, make_request(0, budget=700, prefix=uncut.got[0].ids[:690])])
         await cut_up.finish(range(6))
     assert cut_up.got[0].ids == uncut.got[0].ids
-    assert cut_up.got[0].logprobs[1290:] == uncut.got[0].logprobs[1290:]
+    assert cut_up.got[0].logprobs[690:] == uncut.got[0].logprobs[690:]
 
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])

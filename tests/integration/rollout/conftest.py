@@ -128,7 +128,7 @@ class World:
 
     async def lease(self, name: str, version: int = 0, *, stub: dict[str, object] | None = None):
         options = {"vocab": 100, "eos_id": 0, "step_s": 0.005, **(stub or {})}
-        for _ in range(100):
+        for _ in range(500):
             reply = await self.coordinator.lease(
                 name, weights_url=self.weights.url, version=version, rollout={"engine": "stub", "stub": options}
             )

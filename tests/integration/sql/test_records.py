@@ -12,7 +12,7 @@ from rlharvest.jobs.state import Move
 from rlharvest.spans import ids_bytes
 from rlharvest.v1 import events_pb2
 from rlharvest_coordinator.sql import Sessions
-from rlharvest_coordinator.store import checkpoints, events, jobs, samples, steps, workers
+from rlharvest_coordinator.store import checkpoints, events, groups, jobs, samples, steps, workers
 from rlharvest_coordinator.store.events import NewEvent
 from rlharvest_coordinator.tables import Group, Sample
 
@@ -139,6 +139,20 @@ async def test_samples_are_found_by_step_and_reward(sessions: Sessions, job: str
     for foreign in ("x", "resp_other_1", response_id(job, 2**40)):
         with pytest.raises(NotFound):
             await samples.get(sessions, job, foreign)
+
+
+async def test_text_that_a_model_makes_up_is_kept(sessions: Sessions, job: str) -> None:
+    group = Group(job=job, ordinal=0, state="accepted", prompt=0, data_epoch=0, tokens=1, at=1.0)
+    sample = Sample(
+        job=job, handle=0, response_id=response_id(job, 0), group=0, finish="eos", ids=ids_bytes([1]), logprobs=b"\0" * 4,
+        runs=[[1, 0]], pieces=[], prompt_text="p\0", text="a\0b\ud800", reward=0.0, components=[], at=1.0,
+    )  # fmt: skip
+    assert await groups.record(sessions, group, [sample], epoch=1)
+    found = await samples.get(sessions, job, response_id(job, 0))
+    assert found is not None
+    assert (found.sample.prompt_text, found.sample.text) == ("p\ufffd", "a\ufffdb?")
+    assert await groups.counts(sessions, job) == {"accepted": 1}
+    assert await groups.versions(sessions, job) == {}
 
 
 async def test_an_older_incarnation_of_a_worker_changes_nothing(sessions: Sessions) -> None:

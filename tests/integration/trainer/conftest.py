@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,20 +23,11 @@ from rlharvest_trainer.service import Service
 from rlharvest_trainer.settings import TrainerSettings
 from transformers import LlamaConfig, LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parent))  # for processes, which import it by name
+import trainer_process
+
 VOCAB = 32
 JOB = "rljob_0test"
-
-
-@pytest.fixture(scope="session")
-def child() -> ModuleType:
-    """The module child.py beside this file."""
-    spec = importlib.util.spec_from_file_location("trainer_child", Path(__file__).with_name("child.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +97,7 @@ class Trainer:
 
 
 @pytest.fixture
-def training(tmp_path: Path, child: ModuleType) -> Callable[[ScriptedCoordinator], Any]:
+def training(tmp_path: Path) -> Callable[[ScriptedCoordinator], Any]:
     """Return a context manager that runs coordinator and trainer; leaving it stops the trainer as SIGTERM does."""
 
     @asynccontextmanager
@@ -116,8 +105,8 @@ def training(tmp_path: Path, child: ModuleType) -> Callable[[ScriptedCoordinator
         client = Client(await coordinator.start())
         compute = Compute(1)
         supervisor = Supervisor("trainer")
-        publications = child.FilePublications(tmp_path / "versions.jsonl")
-        notices = child.SilentNotices()
+        publications = trainer_process.FilePublications(tmp_path / "versions.jsonl")
+        notices = trainer_process.SilentNotices()
         service = Service(
             Surroundings(
                 settings=TrainerSettings(

@@ -50,11 +50,9 @@ def test_errors_keep_the_servers_message(status: int, code: str, kind: type[Exce
 
 
 def test_another_server_is_named_as_such() -> None:
-    for reply in (httpx.Response(200, text="hi"), httpx.Response(502, text="bad"), httpx.Response(200, json=[1])):
-        with (
-            client(lambda _, reply=reply: reply, retry_s=0.0) as http,
-            pytest.raises(Unavailable, match="rlharvest server"),
-        ):
+    replies = [httpx.Response(200, text="hi"), httpx.Response(502, text="bad"), httpx.Response(200, json=[1])]
+    while replies:
+        with client(lambda _: replies.pop(), retry_s=0.0) as http, pytest.raises(Unavailable, match="rlharvest server"):
             http.get_job("j")
 
 

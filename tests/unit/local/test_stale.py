@@ -41,6 +41,7 @@ def test_a_process_that_got_the_pid_later_or_runs_something_else_is_left_alone(
     entry = stale.record(sleeper.pid, COMMAND)
     assert stale.end({"x": {**entry, "started": entry["started"] - 60}}) == []
     assert stale.end({"x": {**entry, "command": [sys.executable, "-c", "other"]}}) == []
+    assert stale.end({"x": {**entry, "boot": "another"}}) == []
     assert sleeper.poll() is None
 
 

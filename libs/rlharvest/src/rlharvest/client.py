@@ -209,6 +209,10 @@ class Client:
         parameters = {"step": step, "min_reward": min_reward}
         return list(self._pages(f"/v1/jobs/{_part(job)}/samples", parameters, limit))
 
+    def live_samples(self, job: str, *, limit: int = 100) -> list[Json]:
+        """Return responses that are still being generated or scored, newest first."""
+        return list(self._pages(f"/v1/jobs/{_part(job)}/samples", {"state": "live"}, limit))
+
     def sample(self, job: str, response: str) -> Json:
         """Return one response with tokens, log-probabilities, version runs, and who generated what."""
         return self._call("GET", f"/v1/jobs/{_part(job)}/samples/{_part(response)}")

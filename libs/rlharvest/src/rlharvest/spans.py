@@ -113,7 +113,7 @@ def pack(flush: Flush) -> bytes:
         attempt=[span.attempt for span in spans],
         offset=[span.offset for span in spans],
         n=[len(span.ids) for span in spans],
-        finish=[span.finish.value for span in spans],  # type: ignore[misc]  # generated stubs want their own alias of int
+        finish=[span.finish.value for span in spans],
         ids=b"".join(ids_bytes(span.ids) for span in spans),
         logprobs=b"".join(np.asarray(span.logprobs, dtype="<f4").tobytes() for span in spans),
         run_n=[run.n for span in spans for run in span.runs],

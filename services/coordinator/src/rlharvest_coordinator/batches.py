@@ -83,13 +83,13 @@ class Batches(batches_pb2_grpc.BatchesServicer):
 
     async def _claimed(self, row: Job, request: batches_pb2.ClaimRequest) -> batches_pb2.ClaimReply:
         run = self.runs[row.id]
-        run.row = row
+        run.scope.row = row
         self.heard[row.id] = self.clock.monotonic()
-        run.event("info", "job.claimed", f"Trainer {request.trainer} has the job.", {"trainer": request.trainer})
-        run.woken.set()
+        run.scope.event("info", "job.claimed", f"Trainer {request.trainer} has the job.", {"trainer": request.trainer})
+        run.scope.woken.set()
         directory = self.checkpoints_dir / row.id
         # The trainer reads what validation checked, wherever the job's own path is relative to.
-        spec = {**row.spec, "model": str(run.prepared.model_dir)}
+        spec = {**row.spec, "model": str(run.scope.prepared.model_dir)}
         return batches_pb2.ClaimReply(
             claimed=batches_pb2.Claimed(
                 job=row.id,
@@ -108,10 +108,10 @@ class Batches(batches_pb2_grpc.BatchesServicer):
 
     async def NextBatch(self, request: batches_pb2.NextBatchRequest, context: Context) -> batches_pb2.NextBatchReply:
         run = await self._fenced(request.job, request.fence, context)
-        size = run.spec.algorithm.prompts_per_step
+        size = run.scope.spec.algorithm.prompts_per_step
         end = self.clock.monotonic() + min(request.wait_s, 30.0)
         while True:
-            batched = run.batched
+            batched = run.harvest.batched
             rows = await groups.batch(self.sessions, run.id, request.step, after=request.after, limit=size)
             left = end - self.clock.monotonic()
             if rows or left <= 0 or run.closed:
@@ -147,15 +147,15 @@ class Batches(batches_pb2_grpc.BatchesServicer):
             now=now,
             epoch=epoch,
         )
-        run.versions[request.version] = request.step
+        run.scope.versions[request.version] = request.step
         await run.refresh()
         shown = f"Version {request.version} is published" + (f" after step {request.step}." if request.step else ".")
         reward = request.metrics.get("reward")
         if request.step and reward is not None:
             shown += f" Mean reward {reward:.3f}."
-        run.event("info", "step.done", shown, {"step": request.step, "version": request.version})
+        run.scope.event("info", "step.done", shown, {"step": request.step, "version": request.version})
         self.on_version(run, request.version)
-        run.woken.set()
+        run.scope.woken.set()
         return batches_pb2.ReportStepReply(directive=_directive(run))
 
     async def ReportCheckpoint(
@@ -173,53 +173,55 @@ class Batches(batches_pb2_grpc.BatchesServicer):
             now=self.clock.time(),
             epoch=self.epoch(),
         )
-        await run.trained(request.step)
-        run.event(
+        await run.harvest.trained(request.step)
+        run.scope.event(
             "info", "checkpoint.saved", f"Step {request.step} is saved.", {"step": request.step, "path": request.path}
         )
         return batches_pb2.ReportCheckpointReply()
 
     async def Finish(self, request: batches_pb2.FinishRequest, context: Context) -> batches_pb2.FinishReply:
         run = await self._fenced(request.job, request.fence, context)
-        if run.status not in TERMINAL:
+        if run.scope.status not in TERMINAL:
             move = _MOVES.get(request.outcome)
             if move is None:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"outcome = {request.outcome}: not an outcome")
             assert move is not None
-            if move is Move.CANCELLED and run.status is not Status.CANCELLING:
+            if move is Move.CANCELLED and run.scope.status is not Status.CANCELLING:
                 move = Move.RELEASE
             try:
                 if move is Move.FAIL:
                     await run.fail(request.error or "the trainer gave no reason")
                 else:
-                    run.row = await jobs.move(self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch())
+                    run.scope.row = await jobs.move(
+                        self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch()
+                    )
             except Conflict as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         self.heard.pop(run.id, None)
         self.phases.pop(run.id, None)
         self.queued.set()
-        run.woken.set()
+        run.scope.woken.set()
         return batches_pb2.FinishReply()
 
     async def expire(self) -> None:
         """Free the claims of trainers that are lost: another one, or the same restarted, takes the job."""
         now = self.clock.monotonic()
         for run in list(self.runs.values()):
-            if run.closed or run.row.trainer is None or run.status in TERMINAL:
+            if run.closed or run.scope.row.trainer is None or run.scope.status in TERMINAL:
                 continue
             silent = now - self.heard.setdefault(run.id, now)
             if silent < self.deadline_s:
                 continue
-            lost = run.row.trainer
-            if run.status in (Status.PAUSING, Status.CANCELLING):
-                move = Move.PAUSED if run.status is Status.PAUSING else Move.CANCELLED
-                run.row = await jobs.move(self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch())
+            lost = run.scope.row.trainer
+            if run.scope.status in (Status.PAUSING, Status.CANCELLING):
+                move = Move.PAUSED if run.scope.status is Status.PAUSING else Move.CANCELLED
+                run.scope.row = await jobs.move(self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch())
             else:
-                run.row = await jobs.update(
+                run.scope.row = await jobs.update(
                     self.sessions, run.id, lambda row: setattr(row, "trainer", None), epoch=self.epoch()
                 )
             self.heard.pop(run.id, None)
-            run.event("warn", "trainer.lost", f"Trainer {lost} was silent for {silent:.0f} s.", {"trainer": lost})
+            run.scope.event("warn", "trainer.lost", f"Trainer {lost} was silent for {silent:.0f} s.", {"trainer": lost})
             self.queued.set()
 
     async def _fenced(self, job: str, fence: int, context: Context) -> Run:
@@ -228,13 +230,13 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         if run is None:
             # It ended, or was deleted: the trainer lets go of it.
             await _abort(context, grpc.StatusCode.ABORTED, f"job {job} does not run here")
-        if fence != run.row.fence:
+        if fence != run.scope.row.fence:
             try:
                 await run.refresh()
             except NotFound:
                 await _abort(context, grpc.StatusCode.ABORTED, f"job {job} is gone")
-        if fence != run.row.fence:
-            reason = f"claim {fence} of job {job} is over; claim {run.row.fence} has it"
+        if fence != run.scope.row.fence:
+            reason = f"claim {fence} of job {job} is over; claim {run.scope.row.fence} has it"
             await _abort(context, grpc.StatusCode.ABORTED, reason)
         self.heard[job] = self.clock.monotonic()
         return run
@@ -251,10 +253,10 @@ async def _abort(context: Context, code: grpc.StatusCode, details: str) -> NoRet
     raise AssertionError("abort raises")
 
 
-def _directive(run: Run) -> batches_pb2.Directive:
-    if run.status is Status.PAUSING:
+def _directive(run: Run) -> batches_pb2.Directive.ValueType:
+    if run.scope.status is Status.PAUSING:
         return batches_pb2.DIRECTIVE_PAUSE
-    if run.status is Status.CANCELLING or run.status in TERMINAL:
+    if run.scope.status is Status.CANCELLING or run.scope.status in TERMINAL:
         return batches_pb2.DIRECTIVE_CANCEL
     return batches_pb2.DIRECTIVE_CONTINUE
 
@@ -265,7 +267,7 @@ def _group(run: Run, group: Group, samples: list[Sample]) -> batches_pb2.BatchGr
         position=group.position or 0,
         prompt=group.prompt,
         data_epoch=group.data_epoch,
-        prompt_ids=run.prepared.dataset.prompt_ids(group.prompt).astype("<u4").tobytes(),
+        prompt_ids=run.scope.prepared.dataset.prompt_ids(group.prompt).astype("<u4").tobytes(),
         samples=[
             batches_pb2.BatchSample(
                 handle=sample.handle,
@@ -275,7 +277,7 @@ def _group(run: Run, group: Group, samples: list[Sample]) -> batches_pb2.BatchGr
                 run_n=[n for n, _ in sample.runs],
                 run_version=[version for _, version in sample.runs],
                 reward=sample.reward,
-                finish=Finish[sample.finish.upper()].value,  # type: ignore[arg-type]  # stubs want their own alias of int
+                finish=Finish[sample.finish.upper()].value,
                 masked=group.masked,
             )
             for sample in samples

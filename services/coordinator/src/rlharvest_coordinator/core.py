@@ -40,6 +40,7 @@ from rlharvest_coordinator.leader import Leadership
 from rlharvest_coordinator.log import Log
 from rlharvest_coordinator.roster import Roster, Seat
 from rlharvest_coordinator.run import Run
+from rlharvest_coordinator.scope import Scope
 from rlharvest_coordinator.settings import CoordinatorSettings
 from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.store import events, jobs
@@ -127,11 +128,11 @@ class Core:
 
     async def live_sample(self, job: str, handle: int) -> dict[str, Any] | None:
         run = self.runs.get(job)
-        response = run.book.responses.get(handle) if run is not None and not run.closed else None
+        response = run.scope.book.responses.get(handle) if run is not None and not run.closed else None
         if run is None or response is None:
             return None
-        group = run.book.groups[response.group]
-        shown = sample_resource(run.sample(group, response), None)
+        group = run.scope.book.groups[response.group]
+        shown = sample_resource(run.harvest.sample(group, response), None)
         unknown: dict[str, Any] = {"state": response.state.name.lower()}
         if response.finish is Finish.NONE:
             unknown["finish"] = None
@@ -143,7 +144,7 @@ class Core:
         run = self.runs.get(job)
         if run is None or run.closed:
             return []
-        newest = sorted(run.book.responses, reverse=True)[:limit]
+        newest = sorted(run.scope.book.responses, reverse=True)[:limit]
         found = [await self.live_sample(job, handle) for handle in newest]
         return [sample for sample in found if sample is not None]
 
@@ -165,6 +166,7 @@ class Core:
         await self.keeper.start([row.id for row in unfinished if row.status != Status.VALIDATING])
         self._ready = True
         await self.roster.start()
+        self.supervisor.spawn("heartbeats", self.roster.listen())
         self.supervisor.spawn("ledger", self.keeper.run())
         self.supervisor.spawn("purge", self.keeper.purge())
         self.supervisor.spawn("jobs", self._steady("jobs", self._jobs))
@@ -199,20 +201,20 @@ class Core:
         while True:
             for row in await jobs.unfinished(self.sessions):
                 if row.id in self.runs:
-                    self.runs[row.id].row = row
-                    self.runs[row.id].woken.set()
+                    self.runs[row.id].scope.row = row
+                    self.runs[row.id].scope.woken.set()
                 elif row.id not in self._preparing:
                     self._preparing.add(row.id)
                     self.supervisor.spawn(f"prepare {row.id}", self._take_up(row), may_end=True)
             known = list(self.runs.values())
             for run in known:
-                if not run.closed and run.status not in TERMINAL:
+                if not run.closed and run.scope.status not in TERMINAL:
                     try:
                         await run.refresh()
                     except NotFound:
                         continue
-                    if run.status in TERMINAL:
-                        run.woken.set()
+                    if run.scope.status in TERMINAL:
+                        run.scope.woken.set()
             self._changed.clear()
             try:
                 async with asyncio.timeout(1.0):
@@ -225,7 +227,7 @@ class Core:
             prepared = await self._prepared(row)
             if prepared is None:
                 return
-            run = Run(
+            scope = Scope(
                 row,
                 prepared,
                 keeper=self.keeper,
@@ -234,8 +236,8 @@ class Core:
                 sessions=self.sessions,
                 clock=self.clock,
             )
+            run = Run(scope)
             await run.start()
-            await run.refresh()
             self.runs[row.id] = run
             self.supervisor.spawn(f"run {row.id}", self._drive(run), may_end=True)
             self.batches.queued.set()
@@ -279,17 +281,17 @@ class Core:
         while not run.closed:
             try:
                 async with asyncio.timeout(ROUND_S):
-                    await run.woken.wait()
+                    await run.scope.woken.wait()
             except TimeoutError:
                 pass
-            run.woken.clear()
+            run.scope.woken.clear()
             try:
                 await run.tick()
             except _TRANSIENT as error:
                 log.warning("run.retrying", job=run.id, error=repr(error))
                 await asyncio.sleep(0.25)
         for _ in range(100):
-            if run.id not in self.keeper.books or run.book.ended:
+            if run.id not in self.keeper.books or run.scope.book.ended:
                 break
             await asyncio.sleep(0.1)
         await self.keeper.close_job(run.id)
@@ -330,10 +332,10 @@ class Core:
 
     def _lost(self, seat: Seat, reason: str) -> None:
         for run in self.runs.values():
-            run.woken.set()
+            run.scope.woken.set()
             if seat.job == run.id:
                 dead = seat.member.state is WorkerState.DEAD
-                run.event(
+                run.scope.event(
                     "warn" if dead else "info",
                     "worker.dead" if dead else "worker.left",
                     f"Worker {seat.id} {'is dead' if dead else 'left'}: {reason}.",
@@ -342,7 +344,7 @@ class Core:
 
     def _prefix(self, job: str, handle: int, attempt: int) -> fleet_pb2.GetPrefixReply | None:
         run = self.runs.get(job)
-        return run.prefix(handle, attempt) if run is not None and not run.closed else None
+        return run.courier.prefix(handle, attempt) if run is not None and not run.closed else None
 
     # --- fleet --------------------------------------------------------------------------------------------------------
 
@@ -354,7 +356,7 @@ class Core:
 
     async def _leases(self) -> None:
         while True:
-            active = {run.id: run.engine for run in list(self.runs.values()) if run.active}
+            active = {run.id: run.scope.engine for run in list(self.runs.values()) if run.active}
             seats = {seat.id: seat for seat in self.roster.seats.values() if seat.member.state in _LEASABLE}
             tenants = [
                 Tenant(worker=seat.id, job=self._tenancy(seat), engines=frozenset(seat.engines), idle=not seat.held)
@@ -365,7 +367,7 @@ class Core:
             for worker, seat in seats.items():
                 job = allotted.get(worker)
                 if job is not None:
-                    version = self.runs[job].row.version
+                    version = self.runs[job].scope.row.version
                     assert version is not None
                     behind = seat.job != job or seat.version is None or seat.version < version
                     fresh = seat.offered != (job, version)
@@ -383,7 +385,9 @@ class Core:
 
     def _holds(self, seat: Seat) -> bool:
         run = self.runs.get(seat.job or "")
-        return run is not None and not run.closed and any(True for _ in run.book.owned_by(seat.id, seat.incarnation))
+        return (
+            run is not None and not run.closed and any(True for _ in run.scope.book.owned_by(seat.id, seat.incarnation))
+        )
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self.supervisor.spawn("message", coroutine, may_end=True)
@@ -395,15 +399,15 @@ class Core:
                 epoch=self.epoch,
                 incarnation=seat.incarnation,
                 job=run.id,
-                engine=run.engine,
+                engine=run.scope.engine,
                 weights_url=self.settings.weights_url,
                 target_version=version,
-                kv=run.spec.rollout.kv,
-                rollout_json=run.spec.rollout.model_copy(
-                    update={"batch_invariant": run.spec.batch_invariant}
+                kv=run.scope.spec.rollout.kv,
+                rollout_json=run.scope.spec.rollout.model_copy(
+                    update={"batch_invariant": run.scope.spec.batch_invariant}
                 ).model_dump_json(),
-                context=run.prepared.context,
-                tokenizer_digest=run.prepared.tokenizer.digest,
+                context=run.scope.prepared.context,
+                tokenizer_digest=run.scope.prepared.tokenizer.digest,
             )
         try:
             answer = await self.nats.request(
@@ -416,7 +420,7 @@ class Core:
             log.warning("lease.refused", worker=seat.id, reason=reply.reason)
             if run is not None:
                 data = {"worker": seat.id, "reason": reply.reason}
-                run.event("warn", "worker.refused", f"Worker {seat.id} cannot serve: {reply.reason}.", data)
+                run.scope.event("warn", "worker.refused", f"Worker {seat.id} cannot serve: {reply.reason}.", data)
 
     # --- versions and events ------------------------------------------------------------------------------------------
 
@@ -425,7 +429,7 @@ class Core:
             seat.version for seat in self.roster.seats.values() if seat.job == run.id and seat.version is not None
         }
         request = weights_pb2.RetainRequest(
-            job=run.id, versions=sorted({*serving, version}), keep_last=run.spec.weights.keep_versions
+            job=run.id, versions=sorted({*serving, version}), keep_last=run.scope.spec.weights.keep_versions
         )
         self._spawn(self._retain(request))
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import structlog
 from redis.exceptions import RedisError
 from rlharvest.bus import subject
 from rlharvest.ledger.book import Book
-from rlharvest.ledger.record import Effects, apply
+from rlharvest.ledger.record import Effects, Kind, apply
 from rlharvest.ledger.store import Diverged, Position, Store
 from rlharvest.v1 import ledger_pb2, spans_pb2
 
@@ -123,8 +123,7 @@ class Keeper:
                 continue
             try:
                 # The store acknowledges when its append-only file is on disk up to here.
-                synced = await self.store.redis.execute_command("WAITAOF", 1, 0, 2000)
-                if int(synced[0]) >= 1 and identity == self.log.identity:
+                if await self.store.synced() and identity == self.log.identity:
                     await self.log.purge(below + 1)
             except Exception as error:  # noqa: BLE001 - nothing is lost by purging later
                 log.warning("ledger.purge_failed", error=repr(error))
@@ -149,11 +148,12 @@ class Keeper:
                     if effects.corrupt:
                         log.warning("ledger.corrupt", job=job, who=entry.who, problem=effects.corrupt)
                 await self._commit(book, position, fresh)
-            await self._retry(lambda: self.store.redis.set(_CURSOR, f"{self.log.identity} {entries[-1].sequence}"))
+            cursor = Position(self.log.identity, entries[-1].sequence)
+            await self._retry(lambda: self.store.set_cursor(cursor))
         return applied
 
     async def _commit(self, book: Book, before: Position, fresh: Sequence[Entry]) -> None:
-        records = [(entry.kind, entry.data) for entry in fresh]
+        records = [(cast(Kind, entry.kind), entry.data) for entry in fresh]
         tried = False
 
         async def commit() -> Position:
@@ -214,9 +214,8 @@ class Keeper:
         self._positions[job] = position
 
     async def _read_cursor(self) -> tuple[str, int]:
-        value = await self._retry(lambda: self.store.redis.get(_CURSOR))
-        identity, _, sequence = (value or b"").decode().rpartition(" ")
-        return identity, int(sequence or 0)
+        position = await self._retry(self.store.cursor)
+        return position.stream, position.applied
 
     async def _cursor(self) -> int:
         identity, sequence = await self._read_cursor()
@@ -232,6 +231,3 @@ class Keeper:
                 log.warning("ledger.store_unreachable", error=repr(error))
             await asyncio.sleep(delay)
             delay = min(2 * delay, 0.5)
-
-
-_CURSOR = "rlharvest:cursor"

@@ -159,4 +159,5 @@ class Log:
 
 
 def _identity(info: StreamInfo) -> str:
-    return str(info.created.isoformat() if hasattr(info.created, "isoformat") else info.created)
+    assert info.created is not None, "every stream was created once"
+    return info.created.isoformat()

@@ -97,11 +97,10 @@ class Roster(fleet_pb2_grpc.FleetServicer):
         self._told: dict[str, float] = {}
 
     async def start(self) -> None:
-        """Take up the workers that an earlier coordinator knew, and listen to all."""
+        """Take up the workers that an earlier coordinator knew."""
         for row in await store.newest(self.sessions, limit=10_000):
             if row.state not in ("dead", "gone"):
                 self.seats[row.id] = self._seat(row)
-        await self.nats.subscribe(subject("beat", "*", "*"), cb=self._heard)
 
     def _seat(self, row: Worker) -> Seat:
         return Seat(
@@ -184,6 +183,12 @@ class Roster(fleet_pb2_grpc.FleetServicer):
         return epoch
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Hear heartbeats, for ever."""
+        subscription = await self.nats.subscribe(subject("beat", "*", "*"))
+        async for message in subscription.messages:
+            await self._heard(message)
 
     async def _heard(self, message: Msg) -> None:
         beat = fleet_pb2.Heartbeat.FromString(message.data)

@@ -61,7 +61,7 @@ def combine(rewards: Sequence[Reward], scores: Sequence[float | None]) -> float:
             f"{names} returned None for this sample; expected a number from at least one function",
             function=names,
         )
-    total = math.fsum(said) if all(math.isfinite(each) for each in said) else math.inf
+    total = sum(said)
     if not math.isfinite(total):
         raise RewardFault("not_finite", f"the weighted sum of {names} is not finite. Lower the weights", function=names)
     return total

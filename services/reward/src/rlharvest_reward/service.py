@@ -71,7 +71,7 @@ class RewardService:
                 await self._take_from(queue)
                 await queue.unsubscribe()
             except (NatsError, TimeoutError, OSError) as error:
-                log.warning("reward.queue_lost", error=repr(error))
+                log.warning("reward.queue_lost", error=str(error) or repr(error))
             metrics.QUEUE_ERRORS.inc()
             await asyncio.sleep(0.5)
 

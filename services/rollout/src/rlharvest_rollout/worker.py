@@ -91,6 +91,8 @@ class Worker:
         ):
             await self._nc.subscribe(bus.subject(kind, job, who), cb=handler)  # type: ignore[arg-type]  # a Kind
         await self._nc.subscribe(bus.subject("resend", "*"), cb=self._on_resend)
+        # Whoever knows of this worker may give it orders at once.
+        await self._nc.flush()
         self._rejoin.set()
         self._supervisor.spawn("membership", self._keep_joined())
         self._supervisor.spawn("leases", self._serve())

@@ -48,6 +48,8 @@ def prepare(
         )
     torch.manual_seed(spec.seed)
     torch.use_deterministic_algorithms(spec.deterministic)
+    # It would fill every new tensor; nothing here reads one that was not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # made by a metaclass
     algorithm = spec.algorithm
     initial = Path(spec.model)
     tokenizer = Path(spec.tokenizer or spec.model)

@@ -27,10 +27,11 @@ from rlharvest.v1 import batches_pb2
 from rlharvest_trainer import metrics, versions
 from rlharvest_trainer.batches import BadGroup, Group, decode_group
 from rlharvest_trainer.checkpoints import Checkpoints, State
+from rlharvest_trainer.claim import Claim
 from rlharvest_trainer.compute import Compute, choose_device
 from rlharvest_trainer.coordinator import Coordinator
-from rlharvest_trainer.notices import Level, Notices
-from rlharvest_trainer.orders import Order, Orders, Stopped
+from rlharvest_trainer.notices import Notices
+from rlharvest_trainer.orders import Order, Stopped
 from rlharvest_trainer.preparation import Prepared, prepare, state_tensors
 from rlharvest_trainer.schedule import learning_rate
 from rlharvest_trainer.settings import TrainerSettings
@@ -58,11 +59,13 @@ class Surroundings:
 
 @dataclass(slots=True)
 class _Clocked:
-    """Seconds of the step in hand, by what they went to."""
+    """What the step in hand took: seconds by what they went to, and tokens."""
 
     started: float = field(default_factory=time.monotonic)
     waited: float = 0.0
     computed: float = 0.0
+    tokens: int = 0
+    """Prompt and response tokens of its batch."""
 
 
 class Run:
@@ -71,11 +74,10 @@ class Run:
     def __init__(self, claimed: batches_pb2.Claimed, around: Surroundings) -> None:
         self.job = claimed.job
         self.fence = claimed.fence
-        self.orders = Orders()
-        self.step = 0
         self._claimed = claimed
+        self._claim = Claim(claimed, around.coordinator, around.notices)
+        self.orders = self._claim.orders
         self._around = around
-        self._phase = "loading"
         self._staging = around.settings.data_dir / "trainer" / around.settings.trainer / claimed.job
         self._prepared: Prepared | None = None
         self._version: Version | None = None
@@ -88,14 +90,19 @@ class Run:
         self._save_s = 0.0
         self._publication: asyncio.Task[None] | None = None
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps that the parameters in memory have had."""
+        return self._claim.step
+
     async def run(self) -> None:
         """Train until the last step, an order, or a fault; tell the coordinator which. Raises nothing of the job's
         own."""
-        renewals = self._around.supervisor.spawn(f"renew {self.job}", self._renew(), may_end=True)
+        renewals = self._around.supervisor.spawn(f"renew {self.job}", self._claim.renew(), may_end=True)
         try:
             try:
                 await self._train()
-                await self._finish(batches_pb2.OUTCOME_SUCCEEDED)
+                await self._claim.finish(batches_pb2.OUTCOME_SUCCEEDED)
             except Stopped:
                 await self._obey()
         except (Fenced, NotFound) as lost:
@@ -103,17 +110,17 @@ class Run:
             metrics.FENCED.inc()
             log.warning("claim.lost", job=self.job, fence=self.fence, why=str(lost))
         except (DataError, InfrastructureError) as error:
-            await self._fail(str(error))
+            await self._claim.fail(str(error))
         except Exception as error:
             log.exception("run.failed", job=self.job, step=self.step)
-            await self._fail(f"the trainer failed at step {self.step}: {error!r}")
+            await self._claim.fail(f"the trainer failed at step {self.step}: {error!r}")
         finally:
             # Whatever still computes ends at the next micro-batch.
             self.orders.give(Order.RELEASE)
             renewals.cancel()
             await self._drop_publication(0.0)
             await asyncio.to_thread(shutil.rmtree, self._staging, ignore_errors=True)
-            self._show("idle")
+            self._claim.show("idle")
 
     async def _train(self) -> None:
         spec = parse(json.loads(self._claimed.job_json))
@@ -132,10 +139,10 @@ class Run:
                 if due or not overlap:
                     await self._publication_done()
                 if due:
-                    await self.orders.obeying(self._report_checkpoint(*await self._save(spec, saved)))
+                    await self._report_checkpoint(*await self._save(spec, saved))
 
     async def _load(self, spec: JobSpec, saved: Checkpoints) -> None:
-        self._show("loading")
+        self._claim.show("loading")
         settings = self._around.settings
         self._prepared = prepared = await self.orders.obeying(
             self._around.compute(
@@ -149,20 +156,20 @@ class Run:
         )
         state = prepared.resumed
         if state is not None:
-            self.step, self._tokens, self._skipped = state.step, state.tokens, state.skipped
+            self._claim.step, self._tokens, self._skipped = state.step, state.tokens, state.skipped
             self._metrics = state.metrics
             self._parent = state.parent if state.version is None else state.version
             self._saved_step = state.step
-            await self._event("info", "trainer.resumed", f"resumed from step {state.step}", {"step": state.step})
+            await self._claim.event("info", "trainer.resumed", f"resumed from step {state.step}", {"step": state.step})
         metrics.STEP.set(self.step)
         newest = await self.orders.obeying(self._newest())
         if state is not None and newest is not None and newest.digest == state.digest:
             self._version = newest
         else:
             self._version = await self.orders.obeying(self._upload(spec))
-        await self.orders.obeying(self._report(self._version, self._metrics))
+        await self.orders.obeying(self._claim.report_step(self.step, self._version, self._metrics))
         if state is not None and prepared.path is not None:
-            await self.orders.obeying(self._report_checkpoint(prepared.path, state.digest))
+            await self._report_checkpoint(prepared.path, state.digest)
         log.info("run.ready", job=self.job, step=self.step, version=self._version.number, resumed=state is not None)
 
     async def _gather(self, spec: JobSpec, woken: asyncio.Event, clocked: _Clocked) -> None:
@@ -170,23 +177,22 @@ class Run:
         held: list[Group] = []
         after = 0
         while True:
-            self._show("waiting")
+            self._claim.show("waiting")
             since = time.monotonic()
             woken.clear()
-            reply = await self.orders.obeying(
-                self._around.coordinator.next_batch(self.job, self.fence, step=self.step, after=after)
-            )
+            reply = await self.orders.obeying(self._claim.next_batch(after=after))
             complete = reply.complete or 0 < reply.size <= after + len(reply.groups)
             if not reply.groups and not complete:
                 await self.orders.obeying(_wait(woken, self._around.settings.poll_s))
             clocked.waited += time.monotonic() - since
             groups = await self._accept(spec, reply, after)
             after += len(reply.groups)
+            clocked.tokens += sum(sample.length for group in groups for sample in group.samples)
             if spec.deterministic:
                 held += groups
                 groups = held if complete else []
             if groups:
-                self._show("computing")
+                self._claim.show("computing")
                 since = time.monotonic()
                 await self.orders.obeying(
                     self._around.compute(self._ready.learner.accumulate, groups, stop=self.orders.given)
@@ -214,22 +220,20 @@ class Run:
                 )
             except BadGroup as bad:
                 metrics.SKIPPED_GROUPS.inc()
-                await self._event(
+                await self._claim.event(
                     "error",
                     "trainer.group_skipped",
                     f"left out of step {self.step}: {bad}",
                     {"step": self.step, "group": bad.group},
                 )
                 continue
-            self._tokens += sum(sample.length for sample in group.samples)
-            metrics.TOKENS.inc(sum(sample.length for sample in group.samples))
             groups.append(group)
         return groups
 
     async def _apply(self, spec: JobSpec, clocked: _Clocked) -> StepResult:
         """Make the step. Never cut short: afterwards `step` and the parameters agree."""
         algorithm = spec.algorithm
-        self._show("computing")
+        self._claim.show("computing")
         since = time.monotonic()
         result = await self._around.compute(
             self._ready.learner.apply,
@@ -242,7 +246,9 @@ class Run:
             ),
         )
         clocked.computed += time.monotonic() - since
-        self.step += 1
+        self._claim.step += 1
+        self._tokens += clocked.tokens
+        metrics.TOKENS.inc(clocked.tokens)
         self._parent = self._version.number if self._version else self._parent
         self._version = None
         metrics.STEP.set(self.step)
@@ -250,7 +256,7 @@ class Run:
         if not result.applied:
             self._skipped += 1
             metrics.SKIPPED_STEPS.inc()
-            await self._event(
+            await self._claim.event(
                 "warn",
                 "trainer.step_skipped",
                 f"step {self.step} changed nothing: {result.problem}",
@@ -277,16 +283,17 @@ class Run:
         self._metrics = {
             **result.metrics,
             **{f"perf/{name}": value for name, value in seconds.items()},
+            "perf/tokens_per_s": clocked.tokens / max(clocked.computed, 1e-9),
             "num_tokens": float(self._tokens),
             "skipped_steps": float(self._skipped),
         }
         self._version = version
         _show_step(step, spec.limits.max_steps, self.job, self._metrics, result)
-        await self._report(version, self._metrics, step=step)
+        await self._claim.report_step(step, version, self._metrics)
 
     async def _upload(self, spec: JobSpec) -> Version:
         """Write the parameters as they are now and make a version of them."""
-        self._show("publishing")
+        self._claim.show("publishing")
         step, parent, directory = self.step, self._parent, self._staging / f"step_{self.step}"
         await self._around.compute(
             versions.write,
@@ -310,7 +317,7 @@ class Run:
 
     async def _save(self, spec: JobSpec, saved: Checkpoints) -> tuple[Path, str]:
         """Make a durable checkpoint of the parameters in memory; return its path and digest. Never cut short."""
-        self._show("saving")
+        self._claim.show("saving")
         since = time.monotonic()
         state = State(
             job=self.job,
@@ -331,28 +338,10 @@ class Run:
         log.info("checkpoint.saved", job=self.job, step=self.step, path=str(path), seconds=round(self._save_s, 3))
         return path, state.digest
 
-    async def _report(self, version: Version, values: Mapping[str, float], *, step: int | None = None) -> None:
-        directive = await self._around.coordinator.report_step(
-            self.job,
-            self.fence,
-            step=self.step if step is None else step,
-            version=version.number,
-            digest=version.digest,
-            metrics=values,
-        )
-        self._heed(directive)
-
     async def _report_checkpoint(self, path: Path, digest: str) -> None:
         assert self._version is not None, "only published weights are reported"
-        await self._around.coordinator.report_checkpoint(
-            self.job,
-            self.fence,
-            step=self.step,
-            version=self._version.number,
-            path=str(path),
-            digest=digest,
-            metrics=self._metrics,
-        )
+        report = self._claim.report_checkpoint(self._version.number, path, digest, self._metrics)
+        await self.orders.obeying(report)
 
     async def _obey(self) -> None:
         """End as ordered. A pause and a release keep every step that was made."""
@@ -361,13 +350,13 @@ class Run:
         if order is Order.FENCED:
             raise Fenced
         if order is Order.CANCEL:
-            await self._finish(batches_pb2.OUTCOME_CANCELLED)
+            await self._claim.finish(batches_pb2.OUTCOME_CANCELLED)
             return
         await self._drop_publication(RELEASE_PATIENCE_S)
         if self._prepared is not None and self._saved_step != self.step:
             await self._save_last()
         outcome = batches_pb2.OUTCOME_PAUSED if order is Order.PAUSE else batches_pb2.OUTCOME_RELEASED
-        await self._finish(outcome, patience_s=RELEASE_PATIENCE_S)
+        await self._claim.finish(outcome, patience_s=RELEASE_PATIENCE_S)
 
     async def _save_last(self) -> None:
         spec = parse(json.loads(self._claimed.job_json))
@@ -376,51 +365,12 @@ class Run:
             path, digest = await self._save(spec, saved)
             if self._version is not None:
                 async with asyncio.timeout(RELEASE_PATIENCE_S):
-                    await self._report_checkpoint(path, digest)
+                    await self._claim.report_checkpoint(self._version.number, path, digest, self._metrics)
         except TimeoutError:
             log.warning("checkpoint.unheard", job=self.job, step=self.step)  # the next run reports it
         except DiskFull as full:
             # The checkpoint before stands and its batches replay: nothing is lost but time.
-            await self._event("error", "trainer.save_failed", str(full), {"step": self.step})
-
-    async def _finish(
-        self, outcome: batches_pb2.Outcome.ValueType, *, error: str = "", patience_s: float | None = None
-    ) -> None:
-        try:
-            await self._around.coordinator.finish(self.job, self.fence, outcome, error=error, patience_s=patience_s)
-        except Unavailable as problem:
-            log.warning("finish.unheard", job=self.job, why=str(problem))
-        log.info("run.finished", job=self.job, outcome=batches_pb2.Outcome.Name(outcome), step=self.step, error=error)
-
-    async def _fail(self, error: str) -> None:
-        await self._event("error", "trainer.failed", error, {"step": self.step})
-        try:
-            await self._finish(batches_pb2.OUTCOME_FAILED, error=error)
-        except (Fenced, NotFound, DataError) as problem:
-            log.warning("finish.refused", job=self.job, why=str(problem))
-
-    async def _renew(self) -> None:
-        """Keep the claim, on the event loop alone: it goes on while the computing thread is busy."""
-        period = max(self._claimed.renew_s, 0.05)
-        while True:
-            await asyncio.sleep(period)
-            try:
-                directive = await self._around.coordinator.renew(
-                    self.job, self.fence, step=self.step, phase=self._phase, timeout_s=max(period, 1.0)
-                )
-            except Unavailable as problem:
-                log.warning("renew.unheard", job=self.job, why=str(problem))
-                continue
-            except (Fenced, NotFound):
-                self.orders.give(Order.FENCED)
-                return
-            self._heed(directive)
-
-    def _heed(self, directive: batches_pb2.Directive.ValueType) -> None:
-        if directive == batches_pb2.DIRECTIVE_PAUSE:
-            self.orders.give(Order.PAUSE)
-        elif directive == batches_pb2.DIRECTIVE_CANCEL:
-            self.orders.give(Order.CANCEL)
+            await self._claim.event("error", "trainer.save_failed", str(full), {"step": self.step})
 
     async def _newest(self) -> Version | None:
         while True:
@@ -447,18 +397,10 @@ class Run:
             log.warning("publish.dropped", job=self.job, step=self.step, error=repr(ended))
         self._publication = None
 
-    async def _event(self, level: Level, kind: str, message: str, data: Mapping[str, object]) -> None:
-        log.log({"info": 20, "warn": 30, "error": 40}[level], kind, job=self.job, message=message)
-        await self._around.notices.event(self.job, level, kind, message, data)
-
     @property
     def _ready(self) -> Prepared:
         assert self._prepared is not None, "loaded before anything else"
         return self._prepared
-
-    def _show(self, phase: str) -> None:
-        self._phase = phase
-        metrics.phase(phase)
 
 
 async def _wait(woken: asyncio.Event, timeout_s: float) -> None:
@@ -503,6 +445,7 @@ def _show_step(step: int, last: int, job: str, values: Mapping[str, float], resu
             ("length", "completions/mean_length"),
             ("wait_s", "perf/rollout_wait_s"),
             ("compute_s", "perf/compute_s"),
+            ("tok_per_s", "perf/tokens_per_s"),
         )
         if key in values
     }

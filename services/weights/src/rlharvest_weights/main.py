@@ -94,6 +94,7 @@ async def _serve(settings: WeightSettings, blobs: BlobStore, versions: VersionSt
         dir=str(settings.weights_dir),
     )
     await supervisor.run()
+    log.info("stopped")
 
 
 async def _listen(site: web.TCPSite, server: rpc.Server, settings: WeightSettings) -> None:

@@ -17,7 +17,7 @@ from rlharvest.cli import exits
 from rlharvest.errors import NotFound
 from rlharvest.local import control
 from rlharvest.local.datadir import DataDirectory
-from rlharvest.local.logview import RANKS, LogView
+from rlharvest.local.logview import LogView
 
 if TYPE_CHECKING:
     from rlharvest.local.launcher import Plan
@@ -65,7 +65,7 @@ def up(
     from rlharvest.local.plan import Options
     from rlharvest.local.up import up as run
 
-    if log_level not in RANKS:
+    if log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter(
             f"{log_level!r} is no level; use debug, info, warning or error", param_hint="--log-level"
         )

@@ -60,7 +60,7 @@ def apply(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidField: a field is named twice with two values.
     """
-    result = _copy(values)
+    result: dict[str, Any] = _copy(values)
     for alias, ours in ALIASES.items():
         found, value = _take(result, alias.split("."))
         if not found:

@@ -142,6 +142,20 @@ class Store:
         )
         log.debug("ledger.compacted", job=book.job, responses=len(book.responses))
 
+    async def cursor(self) -> Position:
+        """Return up to where every message of the log is applied to every job that was open."""
+        stream, _, sequence = _bytes(await self.redis.get(_CURSOR) or b"").decode().rpartition(" ")
+        return Position(stream, int(sequence or 0))
+
+    async def set_cursor(self, position: Position) -> None:
+        """Note up to where the log is applied; call it after the commits, so that it never runs ahead of them."""
+        await self.redis.set(_CURSOR, f"{position.stream} {position.applied}")
+
+    async def synced(self) -> bool:
+        """Wait until what was written is on the server's disk; False if that takes over two seconds."""
+        answer = await self.redis.waitaof(1, 0, 2000)
+        return int(answer[0]) >= 1
+
     async def forget(self, job: str) -> None:
         """Delete everything of a job that has ended."""
         generation = _bytes(await self.redis.hget(_head(job), "generation") or b"0").decode()
@@ -165,6 +179,9 @@ class Store:
 
     errors = (RedisError, OSError)
     """What its calls raise when the server cannot be reached."""
+
+
+_CURSOR = "rlharvest:cursor"
 
 
 def _bytes(value: bytes | str) -> bytes:

@@ -32,6 +32,7 @@ class Child:
         self._show = show
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._swept = False
 
     @property
     def pid(self) -> int:
@@ -93,7 +94,9 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL it and whatever is left of its group."""
-        if self.pid:
+        if self.pid and not self._swept:
+            # Once, at its end: later the number may name a group of somebody else.
+            self._swept = self.code is not None
             try:
                 os.killpg(self.pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -228,16 +228,17 @@ class Launcher:
             self.view.say(f"{name} {_ended(code)}; starting it again in {pause:.1f} s", level="warning")
             kept.state = "restarting"
             await asyncio.sleep(pause)
+            if self._stopping.is_set() or kept.state != "restarting":
+                return
             kept.count += 1
             kept.child = self._child(kept.program)
             await kept.child.start()
             self._record()
-            if self.ready:
-                self._spawn(self._note_ready(kept, kept.child), f"ready/{name}")
+            self._spawn(self._note_ready(kept, kept.child), f"ready/{name}")
 
     async def _note_ready(self, kept: _Kept, child: Child) -> None:
         """Say when a program is ready that was started in between; should it end first, `_keep` sees that."""
-        while kept.child is child and child.code is None and not self._stopping.is_set():
+        while kept.child is child and child.code is None and kept.state in ("starting", "restarting"):
             if kept.program.probe is None or await kept.program.probe.problem() is None:
                 kept.state = "ready"
                 again = " again" if kept.count else ""
@@ -341,7 +342,7 @@ class Launcher:
 
     def _record(self) -> None:
         """Keep pids.json: what a later launcher would have to end."""
-        running = {name: kept for name, kept in self._kept.items() if kept.child.pid and kept.state != "left"}
+        running = {name: kept for name, kept in self._kept.items() if kept.child.pid and kept.child.code is None}
         self.data.write(
             "pids.json",
             {name: stale.record(kept.child.pid, list(kept.program.command)) for name, kept in running.items()},

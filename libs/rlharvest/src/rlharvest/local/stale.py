@@ -1,7 +1,8 @@
 """Processes that a killed launcher left behind, found again by pid, start time and command line.
 
 The kernel ends direct children with their launcher (exec.py); what these had started themselves may live on in their
-process group, and on other systems all of them may. A pid alone says nothing, since the kernel uses it again.
+process group, and on other systems all of them may. A pid alone says nothing, since the kernel uses it again; records of an
+earlier boot say nothing at all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,7 +23,15 @@ def record(pid: int, command: list[str]) -> dict[str, Any]:
         started = psutil.Process(pid).create_time()
     except psutil.Error:
         started = 0.0
-    return {"pid": pid, "started": started, "command": command}
+    return {"pid": pid, "started": started, "command": command, "boot": boot()}
+
+
+def boot() -> str:
+    """Return what names this boot of the machine; empty where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def same(entry: Mapping[str, Any], started: float, cmdline: list[str]) -> bool:
@@ -35,7 +45,7 @@ def end(records: Mapping[str, Any], *, patience_s: float = 5.0) -> list[str]:
     ended = []
     groups = []
     for name, entry in records.items():
-        members = _group(entry)
+        members = _group(entry) if entry["boot"] == boot() else []
         if members:
             ended.append(name)
             groups.append(members)

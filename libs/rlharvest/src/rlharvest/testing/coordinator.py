@@ -102,7 +102,7 @@ class FakeCoordinator:
         await self._server.close(0.1)
         await self.nc.close()
 
-    async def until(self, true: Callable[[], object], what: str, *, timeout_s: float = 15.0) -> None:
+    async def until(self, true: Callable[[], object], what: str, *, timeout_s: float = 30.0) -> None:
         """Wait until something holds; it is looked at after every message.
 
         Raises:
@@ -120,7 +120,7 @@ class FakeCoordinator:
 
     async def worker(self, n: int = 1) -> str:
         """Wait until `n` workers joined in all; return the name of the last one."""
-        await self.until(lambda: len(self.workers) >= n, f"{n} workers joined")
+        await self.until(lambda: len(self.workers) >= n, f"{n} workers joined", timeout_s=60)
         return list(self.workers)[-1]
 
     async def lease(

@@ -13,6 +13,7 @@ from sqlalchemy import func, select, update
 
 from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.store import fence
+from rlharvest_coordinator.store.values import storable
 from rlharvest_coordinator.tables import Group, Sample, Version
 
 ACCEPTED, COMMITTED, TRAINED, DROPPED = "accepted", "committed", "trained", "dropped"
@@ -31,6 +32,8 @@ class Commitment:
 
 async def record(sessions: Sessions, group: Group, samples: Sequence[Sample], *, epoch: int) -> bool:
     """Write a group with its samples; return False if it was written before."""
+    for sample in samples:
+        sample.prompt_text, sample.text = storable(sample.prompt_text), storable(sample.text)
     async with sessions.begin() as session:
         await fence.require(session, epoch)
         if await session.get(Group, (group.job, group.ordinal)) is not None:
@@ -111,7 +114,7 @@ async def counts(sessions: Sessions, job: str) -> dict[str, int]:
     """Return how many groups of a job are in each state."""
     async with sessions() as session:
         rows = await session.execute(select(Group.state, func.count()).where(Group.job == job).group_by(Group.state))
-        return {state: n for state, n in rows}
+        return dict(rows.all())
 
 
 async def record_version(
@@ -128,4 +131,4 @@ async def versions(sessions: Sessions, job: str) -> dict[int, int]:
     """Return the optimizer step of every version of a job."""
     async with sessions() as session:
         rows = await session.execute(select(Version.version, Version.step).where(Version.job == job))
-        return {version: step for version, step in rows}
+        return dict(rows.all())

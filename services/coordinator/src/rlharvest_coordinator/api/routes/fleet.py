@@ -10,15 +10,8 @@ from pydantic import Field
 from rlharvest.errors import Unavailable
 
 from rlharvest_coordinator.api.context import ERRORS, Context, JobId, Limit, Parts
-from rlharvest_coordinator.api.resources import (
-    ListOf,
-    Resource,
-    VersionResource,
-    WorkerResource,
-    listed,
-    live_worker,
-    past_worker,
-)
+from rlharvest_coordinator.api.fleet import VersionResource, WorkerResource, live_worker, past_worker
+from rlharvest_coordinator.api.resources import ListOf, Resource, listed
 from rlharvest_coordinator.store import jobs, workers
 
 router = APIRouter(prefix="/v1", tags=["fleet"], responses=ERRORS)

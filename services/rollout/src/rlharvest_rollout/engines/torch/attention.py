@@ -12,28 +12,30 @@ from torch import Tensor
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Return softmax(q kᵀ + bias) v, in whatever order is fastest.
+    """Return softmax(q kᵀ / √head_dim + bias) v, in whatever order is fastest.
 
     Args:
-        q: (n, queries, head_dim), scaled already.
+        q: (n, queries, head_dim).
         k, v: (n, keys, head_dim); strides may be anything between the n.
         bias: broadcasts to (n, queries, keys); -inf hides a key.
 
     Returns:
         (n, queries, head_dim).
     """
-    scores = torch.bmm(q, k.transpose(1, 2)).add_(bias)
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
     return torch.bmm(scores.softmax(-1), v)
 
 
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, block: int) -> Tensor:
     """Return the same as `attend`, reduced in blocks of `block` keys; their number is a multiple of it."""
-    blocks = range(0, k.shape[1], block)
-    scores = torch.stack([torch.bmm(q, k[:, at : at + block].transpose(1, 2)) for at in blocks])
-    scores += bias.view(*bias.shape[:2], len(blocks), block).movedim(-2, 0)
+    parts = list(zip(torch.split(k, block, 1), torch.split(v, block, 1), torch.split(bias, block, -1), strict=True))
+    scale = q.shape[-1] ** -0.5
+    scores = torch.stack([torch.baddbmm(b, q, k.transpose(1, 2), alpha=scale) for k, _, b in parts])
     weights = scores.sub_(scores.amax((0, -1), keepdim=True)).exp_()
-    out = torch.bmm(weights[0], v[:, :block])
-    for index, at in enumerate(blocks[1:], 1):
-        out.baddbmm_(weights[index], v[:, at : at + block])
-    # cumsum adds one after the other; sum would pair blocks by their number.
-    return out.div_(weights.sum(-1).cumsum(0)[-1].unsqueeze(-1))
+    sums = weights.sum(-1, keepdim=True)
+    out, total = torch.bmm(weights[0], parts[0][1]), sums[0]
+    for index in range(1, len(parts)):
+        out.baddbmm_(weights[index], parts[index][1])
+        # One after the other; a sum over this axis would pair the blocks by their number.
+        total.add_(sums[index])
+    return out.div_(total)

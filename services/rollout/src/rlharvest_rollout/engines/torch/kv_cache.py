@@ -54,6 +54,22 @@ class KvCache:
             self.data = torch.from_numpy(np.zeros(shape, dtype=np.float32))
         else:
             self.data = torch.zeros(shape, dtype=numerics.cache_dtype, device=numerics.device)
+        # Views are made once: a small model's step is so short that slicing shows.
+        self.keys = [layer[0].flatten(0, 1) for layer in self.data]
+        """Of each layer, (slots + 1) * kv_heads rows of (context, head_dim)."""
+        self.values = [layer[1].flatten(0, 1) for layer in self.data]
+        self._places = [layer.view(-1, model.head_dim) for layer in self.data]
+        self._kv_heads = model.kv_heads
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Return where `put` stores the keys and values of one position of each of the slots 0 .. n-1."""
+        row = torch.arange(2 * (self.slots + 1) * self._kv_heads, device=positions.device)
+        rows = row.view(2, self.slots + 1, self._kv_heads)[:, : len(positions)].transpose(0, 1)
+        return (rows * self.context + positions[:, None, None]).flatten()
+
+    def put(self, layer: int, places: Tensor, kv: Tensor) -> None:
+        """Store kv (n, 2, kv_heads, head_dim)."""
+        self._places[layer].index_copy_(0, places, kv.flatten(0, 2))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""

@@ -34,7 +34,12 @@ class Attention(Protocol):
     """Stores keys and values of rows and attends over what their sequences have."""
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        """Return (rows, heads * head_dim), of scaled q (rows, heads, head_dim) and kv (rows, 2, kv_heads, head_dim)."""
+        """Return (n, heads * head_dim) of the n rows that are not padding.
+
+        Args:
+            q: (rows, heads, head_dim).
+            kv: (rows, 2, kv_heads, head_dim).
+        """
         ...
 
 
@@ -51,6 +56,7 @@ class Model:
             shape.heads, shape.kv_heads, shape.head_dim, numerics.cache_dtype, numerics.device, numerics.threads
         )
         """Whether a row's bits are independent of its company; False also where the machine does not allow it."""
+        self._mixed = numerics.compute_dtype is not numerics.torch_dtype
         cos, sin = rope_table(shape.rope, shape.head_dim, padded(context, LANES))
         self._cos, self._sin = cos.to(numerics.device), sin.to(numerics.device)
 
@@ -74,48 +80,48 @@ class Model:
         plan = split(len(tokens), self.blocks)
         idle = [0] * (sum(plan) - len(tokens))
         rows = torch.tensor([[*tokens, *idle], [*positions, *idle]], device=self.numerics.device)
-        x = self.weights.embedding[rows[0]].to(self.numerics.torch_dtype)
+        x = functional.embedding(rows[0], self.weights.embedding).to(self.numerics.torch_dtype)
         cos, sin = self._cos[rows[1]].unsqueeze(1), self._sin[rows[1]].unsqueeze(1)
         for index, layer in enumerate(self.weights.layers):
             q, kv = self._qkv(layer, x, plan, cos, sin)
-            x = x + self._linear(attention(index, q, kv), layer.o, layer.o_bias, plan)
-            x = x + self._mlp(layer, x, plan)
+            attended = attention(index, q, kv).to(x.dtype)
+            if idle:
+                attended = functional.pad(attended, (0, 0, 0, len(idle)))
+            x = x.add_(self._linear(attended, layer.o, layer.o_bias, plan))
+            x = x.add_(self._mlp(layer, x, plan))
         return x
 
     def _qkv(self, layer: Layer, x: Tensor, plan: list[int], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         shape = self.shape
         y = self._linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias, plan)
         y = y.view(len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim)
-        qk, v = y[:, : shape.heads + shape.kv_heads], y[:, shape.heads + shape.kv_heads :]
+        qk, v = torch.split(y, [shape.heads + shape.kv_heads, shape.kv_heads], 1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = qk[:, : shape.heads], qk[:, shape.heads :]
+            q, k = torch.split(qk, [shape.heads, shape.kv_heads], 1)
             qk = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], 1)
-        qk = qk.to(self._cos.dtype)
-        # rotate_half: (x1, x2) -> (-x2, x1); the sign is in the table of sines.
-        halves = qk.reshape(*qk.shape[:2], 2, -1).flip(-2).flatten(-2)
-        qk = (qk * cos).add_(halves.mul_(sin))
-        kv = torch.cat([qk[:, shape.heads :], v.to(qk.dtype)], 1).view(len(x), 2, shape.kv_heads, shape.head_dim)
-        return qk[:, : shape.heads] * shape.head_dim**-0.5, kv
+        # rotate_half: (x1, x2) -> (-x2, x1); the sign is in the table of sines. The product with it is float32.
+        qk = (qk * cos).add_(torch.cat(qk.chunk(2, -1)[::-1], -1) * sin)
+        q, k = torch.split(qk, [shape.heads, shape.kv_heads], 1)
+        return q, torch.stack([k, v.to(k.dtype)], 1)
 
     def _mlp(self, layer: Layer, x: Tensor, plan: list[int]) -> Tensor:
         y = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias, plan)
         gate, up = y.chunk(2, -1)
-        # Contiguous: the vector loop then runs over whole rows in any batch.
-        return self._linear(functional.silu(gate.contiguous()).mul_(up), layer.down, layer.down_bias, plan)
+        return self._linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias, plan)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm (Zhang and Sennrich, 2019), in float32."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.shape.eps))
-        return (wide * scale).to(x.dtype) * weight
+        """RMSNorm (Zhang and Sennrich, 2019); torch computes it in float32."""
+        return functional.rms_norm(x, weight.shape, weight, self.shape.eps)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, plan: list[int]) -> Tensor:
-        x = x.to(weight.dtype)
+        if self._mixed:
+            x = x.to(weight.dtype)
         if len(plan) == 1:
             y = functional.linear(x, weight)
         else:
             y = torch.cat([functional.linear(block, weight) for block in torch.split(x, plan)])
-        y = y.to(self.numerics.torch_dtype)
+        if self._mixed:
+            y = y.to(self.numerics.torch_dtype)
         return y if bias is None else y.add_(bias)
 
     def _head(self, x: Tensor) -> Tensor:
@@ -132,20 +138,20 @@ class _Decode:
     def __init__(self, model: Model, cache: KvCache, positions: Sequence[int]) -> None:
         self._cache, self._shape, self._blocked = cache, model.shape, model.numerics.invariant
         self._rows = len(positions)
-        device = model.numerics.device
-        self._slots = torch.arange(self._rows, device=device)
-        self._positions = torch.tensor(positions, device=device)
         self._keys = padded(max(positions) + 1, KEY_BLOCK) if self._blocked else max(positions) + 1
-        bias = _bias(self._positions, self._keys, cache.data.dtype)
+        at = torch.tensor(positions, device=model.numerics.device)
+        self._places = cache.places(at)
+        bias = _bias(at, self._keys, cache.data.dtype)
         self._bias = bias[:, None].expand(-1, model.shape.kv_heads, -1).reshape(-1, 1, self._keys)
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        shape, data = self._shape, self._cache.data[layer]
-        data[:, self._slots, :, self._positions] = kv[: self._rows].to(data.dtype)
-        k, v = (part[: self._rows].flatten(0, 1)[:, : self._keys] for part in data)
-        own = q[: self._rows].reshape(-1, shape.heads // shape.kv_heads, shape.head_dim).to(data.dtype)
+        shape, cache, rows = self._shape, self._cache, self._rows
+        q, kv = q[:rows].to(cache.data.dtype), kv[:rows].to(cache.data.dtype)
+        cache.put(layer, self._places, kv)
+        k, v = (part[: rows * shape.kv_heads, : self._keys] for part in (cache.keys[layer], cache.values[layer]))
+        own = q.reshape(rows * shape.kv_heads, -1, shape.head_dim)
         out = attend_blocks(own, k, v, self._bias, KEY_BLOCK) if self._blocked else attend(own, k, v, self._bias)
-        return functional.pad(out.view(self._rows, -1), (0, 0, 0, len(q) - self._rows))
+        return out.view(rows, -1)
 
 
 class _Prefill:
@@ -175,7 +181,7 @@ class _Prefill:
             bias = self._bias.expand(-1, group, -1).reshape(1, rows * group, -1)
             out = attend(own.transpose(0, 1).reshape(shape.kv_heads, rows * group, -1), k, v, bias)
             out = out.view(shape.kv_heads, rows, group, -1).transpose(0, 1)
-        return functional.pad(out.reshape(rows, -1), (0, 0, 0, len(q) - rows))
+        return out.reshape(rows, -1)
 
 
 def _bias(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:

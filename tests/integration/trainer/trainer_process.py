@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -86,6 +85,7 @@ async def serve(address: str, directory: Path) -> None:
     compute.close()
 
 
-if __name__ == "__main__":
+def main(address: str, directory: str) -> None:
+    """Entry point of the process."""
     logs.configure("trainer")
-    asyncio.run(serve(sys.argv[1], Path(sys.argv[2])))
+    asyncio.run(serve(address, Path(directory)))

@@ -1,0 +1,189 @@
+"""Messages between a run and its workers: assignments, aborts, acknowledgements.
+
+Nothing here is truth: a message that is lost shows in the heartbeats, and the dispatcher acts on those.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import structlog
+from nats.errors import Error as NatsError
+from rlharvest.bus import subject
+from rlharvest.ledger.book import Ack
+from rlharvest.ledger.record import Effects
+from rlharvest.ledger.response import OWNED, Response
+from rlharvest.noise import response_seed
+from rlharvest.spans import ids_bytes
+from rlharvest.v1 import fleet_pb2, spans_pb2
+
+from rlharvest_coordinator.log import Entry
+from rlharvest_coordinator.roster import Seat
+from rlharvest_coordinator.scope import Scope
+
+log = structlog.get_logger(__name__)
+
+INLINE_BYTES = 256 << 10
+"""Prompt and prefix of one assignment travel with it up to this size; larger ones are fetched by the worker."""
+
+MESSAGE_BYTES = 768 << 10
+"""Largest message of assignments."""
+
+REQUEST_S = 2.0
+"""How long a worker may take to answer a request."""
+
+
+class Courier:
+    """Sends, and remembers what was sent when."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.sent: dict[int, tuple[int, float, int]] = {}
+        """handle -> (attempt, when it was sent, beats of its worker at that time)."""
+        self.refused: set[tuple[int, int]] = set()
+        """(handle, attempt) that a worker did not take."""
+        self.progress: dict[int, float] = {}
+        """handle -> when its last token came, or when it was sent."""
+        self.missing: Counter[int] = Counter()
+        """handle -> heartbeats of its owner that did not show it."""
+
+    def forget(self, handle: int) -> None:
+        """The response left the ledger."""
+        self.sent.pop(handle, None)
+        self.progress.pop(handle, None)
+        self.missing.pop(handle, None)
+
+    async def acknowledge_all(self, entries: Sequence[tuple[Entry, Effects]]) -> None:
+        """Tell workers what of their spans is in the ledger."""
+        now = self.scope.clock.monotonic()
+        acks: dict[tuple[str, int], spans_pb2.LedgerAck] = {}
+        for entry, effects in entries:
+            if effects.flush is None:
+                continue
+            incarnation = effects.flush.incarnation
+            ack = acks.setdefault((entry.who, incarnation), spans_pb2.LedgerAck(incarnation=incarnation))
+            for outcome in effects.outcomes:
+                ack.handle.append(outcome.handle)
+                ack.attempt.append(outcome.attempt)
+                ack.length.append(outcome.length)
+                ack.status.append(outcome.ack.value)
+                if outcome.ack is Ack.APPLIED:
+                    self.progress[outcome.handle] = now
+        for (worker, _incarnation), ack in acks.items():
+            await self.scope.nats.publish(subject("acks", self.scope.id, worker), ack.SerializeToString())
+
+    def send(self, handles: Sequence[int]) -> None:
+        """Send responses to their new owners."""
+        by_seat: dict[str, list[Response]] = {}
+        now = self.scope.clock.monotonic()
+        for handle in handles:
+            response = self.scope.book.responses.get(handle)
+            seat = self.scope.seat(response) if response is not None else None
+            if response is not None and seat is not None and response.state in OWNED:
+                self.sent[handle] = (response.attempt, now, seat.beats)
+                self.progress[handle] = now
+                self.missing.pop(handle, None)
+                by_seat.setdefault(seat.id, []).append(response)
+        for worker, responses in by_seat.items():
+            seat = self.scope.roster.seats[worker]
+            for message in self._messages(seat, responses):
+                self.scope.later(self._request(seat, message))
+
+    def _messages(self, seat: Seat, responses: Sequence[Response]) -> Iterable[fleet_pb2.Assignments]:
+        batch: list[fleet_pb2.Assignment] = []
+        size = 0
+        for response in responses:
+            assignment = self._assignment(response)
+            if batch and size + assignment.ByteSize() > MESSAGE_BYTES:
+                yield self._assignments(seat, batch)
+                batch, size = [], 0
+            batch.append(assignment)
+            size += assignment.ByteSize()
+        yield self._assignments(seat, batch)
+
+    def _assignments(self, seat: Seat, batch: Sequence[fleet_pb2.Assignment]) -> fleet_pb2.Assignments:
+        sampling, tokenizer = self.scope.spec.sampling, self.scope.prepared.tokenizer
+        return fleet_pb2.Assignments(
+            epoch=self.scope.keeper.epoch,
+            incarnation=seat.incarnation,
+            sampling=fleet_pb2.Sampling(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                eos_ids=sorted(tokenizer.eos_ids),
+                stop=sampling.stop,
+                vocab=tokenizer.vocab,
+            ),
+            assignments=batch,
+        )
+
+    def _assignment(self, response: Response) -> fleet_pb2.Assignment:
+        group = self.scope.book.groups[response.group]
+        prompt, prefix = ids_bytes(self.scope.prepared.dataset.prompt_ids(group.prompt)), ids_bytes(response.ids)
+        large = len(prompt) + len(prefix) > INLINE_BYTES
+        return fleet_pb2.Assignment(
+            handle=response.handle,
+            attempt=response.attempt,
+            group=group.ordinal,
+            seed=response_seed(
+                self.scope.spec.sampling_seed, group.prompt, group.data_epoch, response.handle - group.first_handle
+            ),
+            budget=response.budget,
+            prompt=b"" if large else prompt,
+            prefix=b"" if large else prefix,
+            prefix_length=response.length,
+            prefix_by_reference=large,
+            min_version=response.last_version or 0,
+        )
+
+    def prefix(self, handle: int, attempt: int) -> fleet_pb2.GetPrefixReply | None:
+        """Return the tokens of a response to its owner."""
+        response = self.scope.book.responses.get(handle)
+        if response is None or response.attempt != attempt:
+            return None
+        group = self.scope.book.groups[response.group]
+        return fleet_pb2.GetPrefixReply(
+            prompt=ids_bytes(self.scope.prepared.dataset.prompt_ids(group.prompt)), prefix=ids_bytes(response.ids)
+        )
+
+    async def _request(self, seat: Seat, message: fleet_pb2.Assignments) -> None:
+        try:
+            answer = await self.scope.nats.request(
+                subject("assign", self.scope.id, seat.id), message.SerializeToString(), timeout=REQUEST_S
+            )
+        except (TimeoutError, NatsError):
+            return  # it shows in its heartbeats whether it has them
+        reply = fleet_pb2.AssignReply.FromString(answer.data)
+        refused = {item.handle for item in message.assignments} if not reply.accepted else set(reply.refused)
+        if refused:
+            log.info("worker.refused", job=self.scope.id, worker=seat.id, responses=len(refused), reason=reply.reason)
+            self.refused |= {(item.handle, item.attempt) for item in message.assignments if item.handle in refused}
+            self.scope.woken.set()
+
+    def abort(self, seat: Seat, responses: Sequence[Response], *, flush: bool) -> None:
+        """Tell a worker to stop responses; with `flush` it publishes what it has first."""
+        self.abort_pairs(seat, [(response.handle, response.attempt) for response in responses], flush=flush)
+
+    def abort_pairs(self, seat: Seat, pairs: Sequence[tuple[int, int]], *, flush: bool) -> None:
+        """Tell a worker to stop (handle, attempt) pairs."""
+        order = fleet_pb2.Abort(
+            epoch=self.scope.keeper.epoch,
+            incarnation=seat.incarnation,
+            handle=[handle for handle, _ in pairs],
+            attempt=[attempt for _, attempt in pairs],
+            flush=flush,
+        )
+        self.scope.later(self.scope.nats.publish(subject("abort", self.scope.id, seat.id), order.SerializeToString()))
+
+    def acknowledge(self, seat: Seat, response: Response) -> None:
+        """Tell a worker again that the ledger has all of a response."""
+        ack = spans_pb2.LedgerAck(
+            incarnation=seat.incarnation,
+            handle=[response.handle],
+            attempt=[response.attempt],
+            length=[response.length],
+            status=[spans_pb2.ACK_STATUS_APPLIED],
+        )
+        self.scope.later(self.scope.nats.publish(subject("acks", self.scope.id, seat.id), ack.SerializeToString()))

@@ -1,0 +1,256 @@
+"""Which response should be where: takes back what lost its owner, admits groups, gives what waits to who is free.
+
+Decisions come from rlharvest.policies; this is what feeds them from the book, the roster and the courier, and turns their
+answers into changes for the log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rlharvest.fleet.member import ENDED, WorkerState
+from rlharvest.ledger.response import OWNED, Response, State, attempt_of
+from rlharvest.policies import blame, dispatch
+from rlharvest.spans import Finish
+from rlharvest.terminal import terminal
+from rlharvest.v1 import ledger_pb2
+
+from rlharvest_coordinator.courier import Courier
+from rlharvest_coordinator.harvest import Harvest
+from rlharvest_coordinator.roster import Seat
+from rlharvest_coordinator.scope import Scope
+
+PAUSE_GRACE_S = 3.0
+"""How long a worker may take to publish what it has when its job pauses."""
+
+
+class Dispatcher:
+    """Moves the responses of one job."""
+
+    def __init__(self, scope: Scope, courier: Courier, harvest: Harvest) -> None:
+        self.scope = scope
+        self.courier = courier
+        self.harvest = harvest
+        self._aborted_at: float | None = None
+        """When the workers were asked to let go of a job that pauses."""
+
+    def going_on(self) -> None:
+        """The job runs: nothing is being handed back."""
+        self._aborted_at = None
+
+    def orphans(self) -> list[ledger_pb2.Change]:
+        """Return the changes that take responses back from owners that are gone, refuse, stall, or do not hold them."""
+        now = self.scope.clock.monotonic()
+        changes = []
+        for response in self.scope.owned():
+            reason = self._lost(response, now)
+            if reason is not None:
+                changes.append(_orphan(response, reason))
+                self.courier.missing.pop(response.handle, None)
+                seat = self.scope.seat(response)
+                if seat is not None and seat.member.state not in ENDED:
+                    self.courier.abort(seat, [response], flush=False)
+        if changes:
+            self._tell_orphans(changes)
+        return changes
+
+    def _lost(self, response: Response, now: float) -> ledger_pb2.OrphanReason.ValueType | None:
+        seat = self.scope.seat(response)
+        if seat is None:
+            known = self.scope.roster.seats.get(response.worker)
+            rejoined = known is not None and known.incarnation > response.incarnation
+            return ledger_pb2.ORPHAN_REASON_REJOINED if rejoined else ledger_pb2.ORPHAN_REASON_DEAD
+        if seat.member.state is WorkerState.DEAD:
+            return ledger_pb2.ORPHAN_REASON_DEAD
+        if seat.member.state is WorkerState.GONE:
+            return ledger_pb2.ORPHAN_REASON_DRAINED
+        if (response.handle, response.attempt) in self.courier.refused:
+            self.courier.refused.discard((response.handle, response.attempt))
+            return ledger_pb2.ORPHAN_REASON_REFUSED
+        if self.courier.missing[response.handle] >= 2:
+            return ledger_pb2.ORPHAN_REASON_MISSING
+        last = self.courier.progress.setdefault(response.handle, now)
+        if now - last > self.scope.spec.rollout.progress_deadline_s:
+            return ledger_pb2.ORPHAN_REASON_STALLED
+        return None
+
+    def _tell_orphans(self, changes: Sequence[ledger_pb2.Change]) -> None:
+        by_worker: dict[tuple[str, ledger_pb2.OrphanReason.ValueType], list[int]] = {}
+        for change in changes:
+            response = self.scope.book.responses[change.orphan.handle]
+            by_worker.setdefault((response.worker, change.orphan.reason), []).append(response.length)
+        for (worker, reason), lengths in by_worker.items():
+            name = ledger_pb2.OrphanReason.Name(reason).removeprefix("ORPHAN_REASON_").lower()
+            self.scope.event(
+                "warn" if name in ("dead", "missing", "stalled") else "info",
+                "response.orphaned",
+                f"{len(lengths)} responses with {sum(lengths)} tokens go on elsewhere: worker {worker} {_SAYS[name]}.",
+                {"worker": worker, "reason": name, "responses": len(lengths), "tokens": sum(lengths)},
+            )
+
+    def beat(self, seat: Seat) -> None:
+        """A worker of this job sent a heartbeat: compare what it holds with what the book says."""
+        book = self.scope.book
+        strangers: list[tuple[int, int]] = []
+        for handle, attempt in seat.held.items():
+            response = book.responses.get(handle)
+            if response is None or response.attempt != attempt:
+                strangers.append((handle, attempt))
+            elif response.state not in OWNED:
+                self.courier.acknowledge(seat, response)
+        if strangers and seat.job == self.scope.id:
+            self.courier.abort_pairs(seat, strangers, flush=False)
+        for response in book.owned_by(seat.id, seat.incarnation):
+            if seat.held.get(response.handle) == response.attempt:
+                self.courier.missing.pop(response.handle, None)
+                continue
+            sent = self.courier.sent.get(response.handle)
+            if sent is None or sent[0] != response.attempt:
+                # Assigned by an earlier coordinator, or never sent: its worker shows it within two beats or not at all.
+                self.courier.sent[response.handle] = (response.attempt, self.scope.clock.monotonic(), seat.beats)
+            elif (
+                seat.beats > sent[2] + 1
+                and self.scope.clock.monotonic() - sent[1] > self.scope.roster.timing.heartbeat_s
+            ):
+                self.courier.missing[response.handle] += 1
+                self.scope.woken.set()
+
+    def conclude(self) -> list[ledger_pb2.Change]:
+        """Return the changes that finish responses which their tokens have ended already."""
+        changes = []
+        for response in self.scope.book.responses.values():
+            if response.state is State.PENDING and response.length:
+                finish = self._terminal(response)
+                if finish is not Finish.NONE:
+                    value = ledger_pb2.Conclude(handle=response.handle, finish=finish.value)  # type: ignore[arg-type]  # alias
+                    changes.append(ledger_pb2.Change(conclude=value))
+        return changes
+
+    def _terminal(self, response: Response) -> Finish:
+        ids = response.ids.tolist()
+        stop = self.scope.spec.sampling.stop
+        return terminal(
+            ids,
+            eos_ids=self.scope.prepared.tokenizer.eos_ids,
+            budget=response.budget,
+            stop=stop,
+            text=self.scope.prepared.tokenizer.decode(ids) if stop else None,
+        )
+
+    def admit(self) -> list[ledger_pb2.Change]:
+        """Return the changes that start new groups, as far as the staleness bound lets them."""
+        book = self.scope.book
+        room = self.scope.gate.room(counted=len(self.harvest.alive) + len(book.groups), step=self.scope.row.step)
+        if not room or not self.scope.ready_seats():
+            return []
+        n = self.scope.spec.sampling.num_generations
+        first = max(book.next_group, max(self.harvest.left, default=-1) + 1)
+        changes = []
+        for ordinal in range(first, first + room):
+            row, data_epoch = self.scope.prepared.order.row(ordinal)
+            admit = ledger_pb2.Admit(
+                group=ordinal,
+                first_handle=ordinal * n,
+                n=n,
+                budget=self.scope.spec.sampling.max_completion_length,
+                prompt=row,
+                data_epoch=data_epoch,
+            )
+            changes.append(ledger_pb2.Change(admit=admit))
+        return changes
+
+    def _oldest_step(self, ordinal: int) -> int:
+        if self.scope.spec.staleness.order == "completion":
+            return max(0, self.scope.row.step - self.scope.spec.staleness.max_staleness)
+        return self.scope.gate.oldest_step(self.harvest.rank(ordinal))
+
+    def assign(self, leaving: set[int]) -> list[ledger_pb2.Change]:
+        """Return the changes that give waiting responses to workers; `leaving` are about to lose their owner."""
+        book = self.scope.book
+        pending = [response for response in book.responses.values() if response.state is State.PENDING]
+        seats = self.scope.ready_seats()
+        if not pending or not seats:
+            return []
+        held: Counter[str] = Counter()
+        alone: set[str] = set()
+        for response in self.scope.owned():
+            if response.handle not in leaving:
+                held[response.worker] += 1
+                if blame.suspected(response.deaths):
+                    alone.add(response.worker)
+        most = self.scope.spec.rollout.max_inflight_per_worker
+        candidates = [
+            dispatch.Candidate(
+                worker=seat.id,
+                slots=min(seat.slots, most),
+                held=held[seat.id],
+                step=self.scope.versions[seat.version],
+                version=seat.version,
+                quarantined=seat.id in alone,
+            )
+            for seat in seats
+            if seat.version is not None
+        ]
+        oldest = {ordinal: self._oldest_step(ordinal) for ordinal in {response.group for response in pending}}
+        waiting = [
+            dispatch.Waiting(
+                handle=response.handle,
+                min_step=oldest[response.group],
+                min_version=response.last_version or 0,
+                suspected=blame.suspected(response.deaths),
+            )
+            # What was started goes first: its tokens are paid for and its group waits for it.
+            for response in sorted(pending, key=lambda item: (item.group, -item.length, item.handle))
+        ]
+        incarnations = {seat.id: seat.incarnation for seat in seats}
+        return [
+            ledger_pb2.Change(
+                assign=ledger_pb2.Assign(
+                    handle=handle,
+                    attempt=attempt_of(self.scope.keeper.epoch, book.responses[handle].serial + 1),
+                    worker=worker,
+                    incarnation=incarnations[worker],
+                )
+            )
+            for handle, worker in dispatch.assign(waiting, candidates)
+        ]
+
+    def hand_back(self) -> list[ledger_pb2.Change]:
+        """The job pauses, is paused, waits or is cancelled: workers publish what they have and let go."""
+        now = self.scope.clock.monotonic()
+        owned = list(self.scope.owned())
+        if not owned:
+            return []
+        if self._aborted_at is None:
+            self._aborted_at = now
+            by_seat: dict[str, list[Response]] = {}
+            for response in owned:
+                if self.scope.seat(response) is not None:
+                    by_seat.setdefault(response.worker, []).append(response)
+            for worker, responses in by_seat.items():
+                self.courier.abort(self.scope.roster.seats[worker], responses, flush=True)
+        late = now - self._aborted_at > PAUSE_GRACE_S
+        changes = []
+        for response in owned:
+            seat = self.scope.seat(response)
+            released = seat is None or seat.member.state in ENDED or response.handle not in seat.held
+            if late or (released and now - self._aborted_at > 2 * self.scope.roster.timing.heartbeat_s):
+                changes.append(_orphan(response, ledger_pb2.ORPHAN_REASON_PAUSED))
+        return changes
+
+
+def _orphan(response: Response, reason: ledger_pb2.OrphanReason.ValueType) -> ledger_pb2.Change:
+    return ledger_pb2.Change(orphan=ledger_pb2.Orphan(handle=response.handle, attempt=response.attempt, reason=reason))
+
+
+_SAYS = {
+    "dead": "sent no heartbeat",
+    "drained": "handed them back",
+    "missing": "does not hold them",
+    "stalled": "made no progress",
+    "refused": "refused them",
+    "paused": "let go of them",
+    "rejoined": "joined again",
+    "migrated": "makes room",
+}
