@@ -117,7 +117,8 @@ async def test_the_fast_mode_continues_a_response_validly(
         await driver.finish(range(20))
     for handle in range(20):
         tokens = driver.got[handle]
-        assert len(tokens.ids) == 60 and tokens.ids[:handle] == list(range(1, 1 + handle))
+        assert len(tokens.ids) == 60
+        assert tokens.ids[:handle] == list(range(1, 1 + handle))
         assert sum(run.n for run in tokens.runs) == 60 - handle
         assert [run.version for run in tokens.runs] in ([1, 2], [2])
         assert driver.finishes[handle] is Finish.LENGTH
@@ -132,7 +133,8 @@ async def test_keep_goes_on_with_the_old_cache(make_model: Any, make_request: An
         await driver.finish([0])
         assert driver.engine.stats().prefill_tokens == len(make_request(0).prompt)
     first, second = driver.got[0].runs
-    assert first == Run(first.n, 1) and second == Run(200 - first.n, 2)
+    assert first == Run(first.n, 1)
+    assert second == Run(200 - first.n, 2)
 
 
 async def test_greedy_repeats_whatever_the_seed(make_model: Any, make_request: Any, drive: Any) -> None:

@@ -96,7 +96,8 @@ async def test_requests_wait_while_the_cache_is_full(make_model: Any, make_reque
         driver.submit([make_request(handle, budget=30) for handle in range(9)])
         await driver.take()
         stats = driver.engine.stats()
-        assert stats.running <= 2 and stats.running + stats.waiting + len(driver.finishes) == 9
+        assert stats.running <= 2
+        assert stats.running + stats.waiting + len(driver.finishes) == 9
         await driver.finish(range(9))
 
 
@@ -132,7 +133,8 @@ async def test_a_newer_attempt_replaces_the_older_one(make_model: Any, make_requ
         driver.engine.submit([make_request(0, attempt=1, budget=100)])
         while 0 not in driver.finishes:
             assert {span.attempt for span in await driver.take()} == {2}
-    assert driver.got[0].ids[:2] == [5, 6] and len(driver.got[0].ids) == 100
+    assert driver.got[0].ids[:2] == [5, 6]
+    assert len(driver.got[0].ids) == 100
 
 
 async def test_a_failed_load_leaves_the_old_version_serving(

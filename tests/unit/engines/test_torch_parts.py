@@ -74,7 +74,8 @@ def test_the_prompt_cache_forgets_the_least_recently_used() -> None:
     assert cache.get(b"a") is prompt
     cache.put(b"c", prompt)
     assert len(cache) == 2
-    assert cache.get(b"b") is None and cache.get(b"a") is not None
+    assert cache.get(b"b") is None
+    assert cache.get(b"a") is not None
     cache.clear()
     assert cache.get(b"a") is None
 
@@ -99,7 +100,8 @@ def test_the_outbox_gathers_a_response_into_one_span_with_version_runs() -> None
     (span,) = outbox.take()
     assert (span.offset, span.ids.tolist(), span.finish) == (3, [10, 11, 12], Finish.EOS)
     assert span.runs == (Run(2, 1), Run(1, 2))
-    assert span.ids.dtype == np.uint32 and span.logprobs.dtype == np.float32
+    assert span.ids.dtype == np.uint32
+    assert span.logprobs.dtype == np.float32
     assert outbox.take() == []
 
 

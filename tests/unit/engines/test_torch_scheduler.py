@@ -54,7 +54,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         entering = self.scheduler.entering
         admitted = self.scheduler.admit()
         if admitted is not None:
-            assert entering is None and admitted is before[0]
+            assert entering is None
+            assert admitted is before[0]
 
     @rule()
     def join(self) -> None:

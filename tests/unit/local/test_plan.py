@@ -33,9 +33,10 @@ def everything(plan: Plan) -> list[Program]:
 def test_stages_start_what_others_need_first_and_stop_it_last() -> None:
     plan = make(standby=True, trainers=2)
     assert names(plan) == [
-        ["nats", "valkey", "migrate"],
-        ["coordinator", "weights", "reward", "coordinator-standby"],
-        ["trainer-1", "trainer-2"],
+        ["nats", "valkey"],
+        ["migrate", "weights", "reward"],
+        ["coordinator", "trainer-1", "trainer-2"],
+        ["standby"],
     ]
     assert plan.stop_order == ("rollout", "trainer", "reward", "weights", "coordinator", "valkey", "nats")
     assert {program.role for program in everything(plan)} == {*plan.stop_order, "once"}

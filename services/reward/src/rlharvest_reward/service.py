@@ -48,8 +48,6 @@ class RewardService:
         self._scorer = scorer
         self._settings = settings
         self._supervisor = supervisor
-        # One request waits for each that runs, so that processes do not wait for the network.
-        self._places = asyncio.Semaphore(2 * settings.processes)
         self._in_work: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
 
@@ -61,12 +59,21 @@ class RewardService:
         return None if silent < SILENCE_S else f"the queue has not answered for {silent:.0f} s"
 
     async def consume(self) -> None:
-        """Take requests for ever, whatever happens to NATS."""
+        """Take requests for ever, whatever happens to NATS: as many at a time as processes run, and one that waits for each.
+
+        Each place asks for one request at a time: the client's call for several waits until it has them all.
+        """
+        async with asyncio.TaskGroup() as group:
+            for place in range(2 * self._settings.processes):
+                group.create_task(self._take(place))
+
+    async def _take(self, place: int) -> None:
         while True:
             try:
                 await bus.ensure_streams(self._js)
                 queue = await self._open()
-                log.info("reward.queue", consumer=CONSUMER)
+                if place == 0:
+                    log.info("reward.queue", consumer=CONSUMER, places=2 * self._settings.processes)
                 self._heard = time.monotonic()
                 await self._take_from(queue)
                 await queue.unsubscribe()
@@ -88,29 +95,21 @@ class RewardService:
 
     async def _take_from(self, queue: JetStreamContext.PullSubscription) -> None:
         """Take requests until the server has said nothing, not even "none there", for SILENCE_S."""
-        while time.monotonic() - self._heard < SILENCE_S:
-            await self._places.acquire()
-            free = 1
-            while not self._places.locked():
-                await self._places.acquire()
-                free += 1
-            messages: list[Msg] = []
+        heard = time.monotonic()
+        while time.monotonic() - heard < SILENCE_S:
             try:
                 # The server's idle heartbeat tells an empty queue from a dead one.
-                messages = await queue.fetch(free, timeout=FETCH_S, heartbeat=FETCH_S / 4)
-                self._heard = time.monotonic()
+                (message,) = await queue.fetch(1, timeout=FETCH_S, heartbeat=FETCH_S / 4)
             except FetchTimeoutError:
-                self._heard = time.monotonic()
+                heard = self._heard = time.monotonic()
+                continue
             except TimeoutError:
-                pass
-            finally:
-                for _ in range(free - len(messages)):
-                    self._places.release()
-            for message in messages:
-                task = self._supervisor.spawn("score", self._handle(message), may_end=True)
-                self._in_work.add(task)
-                task.add_done_callback(self._in_work.discard)
-                task.add_done_callback(lambda _: self._places.release())
+                continue
+            task = self._supervisor.spawn("score", self._handle(message), may_end=True)
+            self._in_work.add(task)
+            task.add_done_callback(self._in_work.discard)
+            await asyncio.wait([task])
+            heard = self._heard = time.monotonic()
         log.warning("reward.queue_silent", seconds=SILENCE_S)
 
     async def _handle(self, message: Msg) -> None:

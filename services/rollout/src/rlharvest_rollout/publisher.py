@@ -2,17 +2,20 @@
 
 Invariants: a message is repeated, with the same id and bytes, until its PubAck comes; the next one is made only then,
 so spans reach the log in order; the process never gives up while it lives: what cannot be published waits in the
-buffer, and a full buffer pauses generation. Flush numbers rise by one within an incarnation.
+buffer, and a full buffer pauses generation. Flush numbers rise by one over the whole life of the process, whatever
+job it serves: a number that came twice within the stream's window of duplicates would be swallowed in silence.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from rlharvest import bus
+from rlharvest.errors import RlharvestError
 from rlharvest.spans import Flush, Span, pack
 
 from rlharvest_rollout import metrics
@@ -27,12 +30,26 @@ _HEADROOM_BYTES = 4096
 """For subject, headers and the message's own fields."""
 
 
+class FlushSwallowed(RlharvestError):
+    """The stream took a flush for one that it had: its tokens would be lost."""
+
+
 class Publisher:
     """Carries the tokens of one job and one incarnation to the log."""
 
     def __init__(
-        self, nc: Client, buffer: Buffer, *, job: str, worker: str, incarnation: int, flush_s: float, flush_tokens: int
+        self,
+        nc: Client,
+        buffer: Buffer,
+        *,
+        job: str,
+        worker: str,
+        incarnation: int,
+        numbers: Iterator[int],
+        flush_s: float,
+        flush_tokens: int,
     ) -> None:
+        """`numbers` gives the next flush number; all publishers of the process share it."""
         self.flushed = 0
         """Number of the last flush with a PubAck."""
         self.numerics_key = ""
@@ -44,7 +61,7 @@ class Publisher:
         self._subject = bus.subject("spans", job, worker)
         self._flush_s = flush_s
         self._flush_tokens = flush_tokens
-        self._number = 0
+        self._numbers = numbers
         self._turn = asyncio.Lock()
         self._due = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -99,8 +116,7 @@ class Publisher:
         return min(self._nc.max_payload or bus.MAX_PAYLOAD_BYTES, bus.MAX_PAYLOAD_BYTES) - _HEADROOM_BYTES
 
     async def _publish(self, spans: list[Span], *, final: bool = False) -> None:
-        self._number += 1
-        number = self._number
+        number = next(self._numbers)
         payload = pack(
             Flush(
                 worker=self._worker,
@@ -126,7 +142,7 @@ class Publisher:
                 await asyncio.sleep(_RETRY_FIRST_S)
                 continue
             try:
-                await self._js.publish(
+                receipt = await self._js.publish(
                     self._subject,
                     payload,
                     timeout=_PUBACK_TIMEOUT_S,
@@ -139,6 +155,8 @@ class Publisher:
                 if failures & (failures - 1) == 0:
                     log.warning("flush.failed", message=message_id, tries=failures, error=repr(error))
             else:
+                if receipt.duplicate and not failures:
+                    raise FlushSwallowed(f"the stream took flush {message_id} for one that it had")
                 if failures:
                     log.info("flush.recovered", message=message_id, tries=failures + 1)
                 return

@@ -7,7 +7,7 @@ anything else happens with it; a full buffer pauses the engine, and nothing but 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc.aio
@@ -51,6 +51,7 @@ class Session:
         nc: Client,
         fleet: Fleet,
         versions: Versions,
+        flush_numbers: Iterator[int],
         report: Report,
         changed: Callable[[], None],
     ) -> None:
@@ -67,6 +68,7 @@ class Session:
         self._nc = nc
         self._fleet = fleet
         self._versions = versions
+        self._flush_numbers = flush_numbers
         self._report = report
         self._changed = changed
         self._pulls = Pulls(target.version)
@@ -85,6 +87,7 @@ class Session:
             job=self.target.job,
             worker=self._worker,
             incarnation=incarnation,
+            numbers=self._flush_numbers,
             flush_s=self._settings.flush_s,
             flush_tokens=self._settings.flush_tokens,
         )

@@ -8,6 +8,7 @@ after the job before was handed over.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -64,6 +65,7 @@ class Worker:
         self._fleet = fleet
         self._versions = versions
         self._make_engine = make_engine
+        self._flush_numbers = itertools.count(1)
         self._fence = Fence()
         self._target: Target | None = None
         self._session: Session | None = None
@@ -274,6 +276,7 @@ class Worker:
                 nc=self._nc,
                 fleet=self._fleet,
                 versions=self._versions,
+                flush_numbers=self._flush_numbers,
                 report=self._report,
                 changed=self._beat_now.set,
             )

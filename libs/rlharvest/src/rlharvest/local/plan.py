@@ -1,7 +1,7 @@
 """What `rlharvest up` runs: every program with its command, environment, readiness and time limits. No I/O.
 
-Start: NATS, Valkey and the database's migration; coordinator (and its standby), weights and reward; trainers; rollout
-workers. Stop: rollout, trainer, reward, weights, coordinator, Valkey, NATS; a program is gone before what it needs.
+Start: NATS and Valkey; the database's migration, weights and reward; the coordinator, and trainers, which take as long to
+load and wait for it; its standby; rollout workers. Stop: rollout, trainer, reward, weights, coordinator, Valkey, NATS; a program is gone before what it needs.
 """
 
 from __future__ import annotations
@@ -125,28 +125,25 @@ def make(
         )
         return replace(program, probe=Http(f"http://{HOST}:{api}{path}"))
 
-    first = coordinator("coordinator", "", options.api_host, path="/readyz")
+    # With a standby either of them may lead after a restart, and the other is alive, not ready.
+    first = coordinator("coordinator", "", options.api_host, path="/livez" if options.standby else "/readyz")
     migrate = Program(
         name="migrate",
         role="once",
         command=(*first.command[:-1], "migrate"),
         environment=first.environment,
     )
-    services = [
-        first,
-        service(
-            "weights",
-            "weights",
-            ports["weights-http"],  # blobs, health and metrics share a port
-            grace_s=10.0,
-            RLHARVEST_HTTP_PORT=str(ports["weights-http"]),
-            RLHARVEST_GRPC_ADDRESS=f"{HOST}:{ports['weights-grpc']}",
-        ),
-        service("reward", "reward", ports["reward-health"], grace_s=10.0),
-    ]
-    if options.standby:
-        # A standby is alive but not ready: it does not lead.
-        services.append(coordinator("coordinator-standby", "standby-", HOST, path="/livez"))
+    weights = service(
+        "weights",
+        "weights",
+        ports["weights-http"],  # blobs, health and metrics share a port
+        grace_s=10.0,
+        RLHARVEST_HTTP_PORT=str(ports["weights-http"]),
+        RLHARVEST_GRPC_ADDRESS=f"{HOST}:{ports['weights-grpc']}",
+    )
+    reward = service("reward", "reward", ports["reward-health"], grace_s=10.0)
+    # It starts after the first one, which so comes to lead: the address that `up` prints is the leader's.
+    standby = (coordinator("standby", "standby-", HOST, path="/livez"),) if options.standby else ()
     trainers = [
         service(
             f"trainer-{number}",
@@ -166,7 +163,12 @@ def make(
         return service(f"rollout-{number}", "rollout", worker_port(number), grace_s=30.0, **extra)
 
     return Plan(
-        stages=((*_infrastructure(data, ports, nats, valkey), migrate), tuple(services), tuple(trainers)),
+        stages=(
+            _infrastructure(data, ports, nats, valkey),
+            (migrate, weights, reward),
+            (first, *trainers),
+            standby,
+        ),
         worker=worker,
         workers=options.rollout,
         stop_order=STOP_ORDER,
