@@ -2,8 +2,8 @@
 
 The task: `12+07=` is to be answered by the sum with its digits reversed, `910`. Reversed, each digit depends only on what
 stands before it, which is how a small network can learn to add. The supervised warm start is done by a careless teacher,
-who forgets every carry of a problem more often than not. So the model knows how to carry and seldom does: its reward has
-room to rise, and reinforcement learning has something to find.
+who first adds without ever carrying, and then forgets it more often than not. So the model has seen how to carry and
+seldom does: its reward has room to rise, and reinforcement learning has something to find.
 
     python examples/arithmetic/model.py --out .rlharvest/arithmetic
 
@@ -43,15 +43,19 @@ class Settings:
     heldout: int = 256
     """Problems that are never trained on."""
     forgets: float = 0.75
-    """How often the teacher of the warm start forgets to carry."""
+    """How often the teacher forgets to carry in the last part of the warm start."""
     hidden_size: int = 192
     intermediate_size: int = 384
     layers: int = 3
     heads: int = 6
     context: int = 16
-    steps: int = 200
-    """Of the warm start."""
-    batch: int = 96
+    initial_std: float = 0.07
+    """Of the weights, about 1 / sqrt(hidden_size): the customary 0.02 keeps so narrow a network waiting for long."""
+    plain_steps: int = 150
+    """Of the warm start, without any carry."""
+    mixed_steps: int = 75
+    """Of the warm start, with some."""
+    batch: int = 64
     learning_rate: float = 2e-3
 
     def digest(self) -> str:
@@ -104,6 +108,7 @@ def make_model(settings: Settings, tokenizer: Any) -> Any:
             num_attention_heads=settings.heads,
             num_key_value_heads=settings.heads,
             max_position_embeddings=settings.context,
+            initializer_range=settings.initial_std,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -124,9 +129,11 @@ def warm_start(model: Any, tokenizer: Any, rows: list[dict[str, str]], settings:
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     model.train()
-    for step in range(settings.steps):
+    steps = settings.plain_steps + settings.mixed_steps
+    for step in range(steps):
+        chance = 1.0 if step < settings.plain_steps else settings.forgets
         chosen = torch.randint(len(inputs), (settings.batch,), generator=generator)
-        forgets = torch.rand(settings.batch, 1, generator=generator) < settings.forgets
+        forgets = torch.rand(settings.batch, 1, generator=generator) < chance
         batch = torch.where(forgets, wrong[chosen], inputs[chosen])
         labels = batch.clone()
         labels[:, :start] = -100
@@ -136,8 +143,8 @@ def warm_start(model: Any, tokenizer: Any, rows: list[dict[str, str]], settings:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if (step + 1) % 20 == 0 or step + 1 == settings.steps:
-            say(f"warm start {step + 1:4d}/{settings.steps}  loss {loss.item():.3f}")
+        if (step + 1) % 20 == 0 or step + 1 == steps:
+            say(f"warm start {step + 1:4d}/{steps}  loss {loss.item():.3f}")
     model.eval()
 
 
@@ -192,9 +199,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cache", type=Path, default=Path(".rlharvest/cache"), help="where it is kept for the next time"
     )
-    parser.add_argument("--steps", type=int, default=Settings().steps, help="steps of the warm start")
     options = parser.parse_args(arguments)
-    home = cached(options.cache, dataclasses.replace(Settings(), steps=options.steps))
+    home = cached(options.cache, Settings())
     shutil.copytree(home, options.out, dirs_exist_ok=True)
     print(options.out / "model")
     return 0

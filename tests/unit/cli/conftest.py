@@ -172,3 +172,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
     monkeypatch.setattr("rlharvest.cli.jobs.connect", connect)
     return found
+
+
+@pytest.fixture
+def make_job() -> Callable[..., dict[str, Any]]:
+    """Makes a job as REST shows it; arguments go over its fields."""
+    return job
+
+
+@pytest.fixture
+def make_worker() -> Callable[..., dict[str, Any]]:
+    """Makes a worker as REST shows it; arguments go over its fields."""
+    return worker

@@ -1,7 +1,8 @@
 """What `rlharvest up` runs: every program with its command, environment, readiness and time limits. No I/O.
 
-Start: NATS and Valkey; the database's migration, weights and reward; the coordinator, and trainers, which take as long to
-load and wait for it; its standby; rollout workers. Stop: rollout, trainer, reward, weights, coordinator, Valkey, NATS; a program is gone before what it needs.
+Start: NATS and Valkey; the database's migration, weights and reward; the coordinator, and trainers, which take as long
+to load and wait for it; its standby; rollout workers. Stop: rollout, trainer, reward, weights, coordinator, Valkey,
+NATS; a program is gone before what it needs.
 """
 
 from __future__ import annotations
