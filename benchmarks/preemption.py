@@ -1,22 +1,24 @@
 """What the loss of a worker costs, in tokens and in seconds: `python -m benchmarks.preemption`.
 
-Real processes, real NATS and Valkey, the stub engine at 100 tokens/s a response. Two workers share a job; each can hold all
-of it, so an orphan never waits for a slot. Workers are killed one after another in the middle of generation, at a random phase
-of their flush, and started again; the job runs to its end, and every response is compared with the uninterrupted run.
+Real processes, real NATS and Valkey, the stub engine at 100 tokens/s a response. Two workers share a job; each can hold
+all of it, so an orphan never waits for a slot. Workers are killed one after another in the middle of generation, at a
+random phase of their flush, and started again; the job runs to its end, and every response is compared with the
+uninterrupted run.
 
 How each figure is found:
 
-- Tokens regenerated per SIGKILL: what the dead worker had generated and not published. The stub engine makes a token every
-  `step_s` from the moment it takes a response, and the least lag of its published tokens behind that line places the line
-  (wiretap.Tape.generated). So generated-at-kill minus published is known to about one token a response. The bar is one
-  flush: flush_s * tokens/s of all responses that the worker held. Published tokens are never generated again: that is counted
-  exactly, as tokens that two attempts of one response both published, over the whole run.
-- Tokens lost: responses are compared token by token by rlharvest.testing.audit; the ledger's count must agree with the bus.
-- Seconds to the first new token: from just before the signal to the moment at which the first span of a later attempt passes on
-  the bus, for the slowest orphan of that worker. Detection ends where the coordinator logs the worker's end.
-- False deaths: all processors are kept busy by twice as many processes as there are; every worker that is declared dead is one.
-- Join to first token: a new worker process with a weight cache that holds the version; from its start to its first span. Importing
-  Python modules is most of it and is printed apart.
+- Tokens regenerated per SIGKILL: what the dead worker had generated and not published. The stub engine makes a token
+  every `step_s` from the moment it takes a response, and the least lag of its published tokens behind that line places
+  the line (wiretap.Tape.generated). So generated-at-kill minus published is known to about one token a response. The
+  bar is one flush: flush_s * tokens/s of all responses that the worker held.
+- Published tokens generated again: counted exactly, as tokens that two attempts of a response both published.
+- Tokens lost: tokens of the uninterrupted run that are not at their place; rlharvest.testing.audit then checks versions,
+  owners and counters as well.
+- Seconds to the first new token: from just before the signal to the moment at which the first span of a later attempt
+  passes on the bus, for the slowest orphan of that worker. Detection ends where the coordinator logs the worker's end.
+- False deaths: all processors are kept busy by twice as many processes; every worker that is declared dead is one.
+- Join to first token: a new worker process beside a weight cache that holds the version, while responses wait; from its
+  start to its first span. Importing Python modules is the most of it and is printed apart.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlharvest.testing.audit import check_job, expected
 from rlharvest.testing.system import Service, System
 
+from benchmarks.audit import Auditor
 from benchmarks.journal import lines, wait_line
 from benchmarks.processor import busy, import_seconds
 from benchmarks.report import MEASUREMENTS, Report
@@ -45,9 +48,6 @@ FLUSH_S = 0.1
 DEADLINE_S = 3.0
 SIGTERM_BAR_S = 0.5
 BUSY_S = 15.0
-ROWS = 32
-"""Of the dataset that System.spec writes."""
-
 SEED = 20
 
 
@@ -60,8 +60,7 @@ class Loss:
     redispatch_s: float
     total_s: float
     regenerated: int
-    repeated: int
-    """Published tokens that the next owner generated again."""
+    """Tokens that were generated and not published."""
 
     @property
     def flush_tokens(self) -> float:
@@ -76,10 +75,7 @@ class Bench:
         self.system = system
         self.tap = tap
         self.random = random.Random(SEED)
-        self.audited = 0
-        """Responses compared with the uninterrupted run."""
-        self.lost = 0
-        """Tokens of that run that are not in their place."""
+        self.audit = Auditor(system, tap)
 
     def spec(self, **changes: Any) -> dict[str, Any]:
         """Return a job of 16 responses a step that take 3 s each."""
@@ -105,34 +101,23 @@ class Bench:
         self.system.until(joined, timeout_s=30, what=f"{service.name} to join")
         return found[0]
 
-    def audit(self, spec: dict[str, Any], job: str, *, timeout_s: float) -> dict[str, int]:
-        """Wait for a job's end and compare every response with the uninterrupted run; return its counters."""
-        found = self.system.wait(job, "succeeded", timeout_s=timeout_s)
-        samples = self.system.samples(job)
-        self.lost += sum(_lost(expected(spec, sample, ROWS)[0], sample["token_ids"]) for sample in samples.values())
-        check_job(spec, found, samples, rows=ROWS)
-        self.audited += len(samples)
-        return dict(found["counters"])
-
     # --- SIGKILL and SIGTERM ------------------------------------------------------------------------------------------
 
-    def losses(self, number: signal.Signals, log_event: str) -> tuple[list[Loss], dict[str, int], int]:
-        """Signal workers in one job; return what each cost, the job's counters, and tokens published twice."""
+    def losses(self, number: signal.Signals, log_event: str) -> tuple[list[Loss], int]:
+        """Signal workers in one job; return what each cost, and how many tokens were published twice in the job."""
         spec = self.spec(limits={"max_steps": MEASUREMENTS + 3})
         job = self.system.submit(spec)
         found = []
         for index in range(MEASUREMENTS):
             victim = self.system.workers[index % 2]
             ids = [self.worker_id(worker) for worker in self.system.workers]
-            self.tap.wait(
-                job, lambda tape, ids=ids: _in_the_middle(tape, ids), timeout_s=90, what="work on both workers"
-            )
+            self.audit.wait(job, _in_the_middle(ids), timeout_s=90, what="work on both workers")
             found.append(self.loss(job, victim, ids[index % 2], number, log_event))
             say(f"{number.name} {index + 1} of {MEASUREMENTS}: {found[-1]}")
             victim.stop()
             victim.start()
-        counters = self.audit(spec, job, timeout_s=150)
-        return found, counters, self.tap.read(job, Tape.twice)
+        self.audit.end(job, spec)
+        return found, self.tap.read(job, Tape.twice)
 
     def loss(self, job: str, victim: Service, worker: str, number: signal.Signals, log_event: str) -> Loss:
         """Signal one worker; return what it cost once all its responses go on elsewhere."""
@@ -142,7 +127,7 @@ class Bench:
         ended, _ = wait_line(self.system.coordinator, log_event, after=wall, timeout_s=DEADLINE_S + 10, worker=worker)
         held = self.tap.read(job, lambda tape: _owned_at(tape, worker, at))
         assert held, f"worker {worker} held nothing"
-        self.tap.wait(
+        self.audit.wait(
             job,
             lambda tape: all(tape.continued(handle, owner.attempt) for handle, owner in held.items()),
             timeout_s=20,
@@ -154,14 +139,15 @@ class Bench:
 
     def false_deaths(self) -> int:
         """Return how many workers are declared dead while every processor is busy and none of them died."""
-        spec = self.spec(limits={"max_steps": 4})
+        spec = self.spec(limits={"max_steps": 8})
         wall = time.time()
         job = self.system.submit(spec)
-        self.system.wait(job, "running", "succeeded", timeout_s=60)
+        self.audit.wait(job, lambda tape: tape.epoch > 0, timeout_s=60, what="the first assignments")
         with busy():
             time.sleep(BUSY_S)
-        counters = self.audit(spec, job, timeout_s=180)
-        say(f"full load for {BUSY_S:g} s: counters {counters}")
+            status = self.system.job(job)["status"]
+        assert status == "running", f"the job was {status} before the load was over"
+        self.audit.end(job, spec)
         return sum(1 for _ in lines(self.system.coordinator, "worker.dead", after=wall))
 
     # --- joining ------------------------------------------------------------------------------------------------------
@@ -183,42 +169,37 @@ class Bench:
                 timeout_s=90,
                 what="responses that wait",
             )
-            service = self.system.worker(10 + index, RLHARVEST_CACHE_DIR=cache)
+            service = self.system.worker(10 + index)
             wall, at = time.time(), time.monotonic()
-            service.start()
+            service.start(RLHARVEST_CACHE_DIR=cache)
             try:
                 joined, line = wait_line(service, "worker.joined", after=wall, timeout_s=30)
-                worker = line["worker"]
-                self.tap.wait(
-                    job,
-                    lambda tape, worker=worker: tape.first_tokens(worker) is not None,
-                    timeout_s=30,
-                    what="the new worker's first token",
-                )
-                tokens = self.tap.read(job, lambda tape, worker=worker: tape.first_tokens(worker))
-                assert tokens is not None
+                first.append(self.first_token(job, line["worker"]) - at)
             finally:
                 service.stop()
             registered.append(joined - wall)
-            first.append(tokens - at)
             say(f"join {index + 1} of {MEASUREMENTS}: registered {registered[-1]:.2f} s, first token {first[-1]:.2f} s")
-        self.audit(spec, job, timeout_s=180)
-        self.system.workers[1].start()
+        self.audit.end(job, spec)
         return registered, first
 
+    def first_token(self, job: str, worker: str) -> float:
+        """Wait for a worker's first token on the bus; return when it passed."""
+        self.audit.wait(
+            job, lambda tape: tape.first_tokens(worker) is not None, timeout_s=30, what=f"a token of {worker}"
+        )
+        at = self.tap.read(job, lambda tape: tape.first_tokens(worker))
+        assert at is not None
+        return at
 
-def _lost(wanted: list[int], found: list[int]) -> int:
-    """Return how many tokens of `wanted` are not at their place in `found`."""
-    return len(wanted) - sum(1 for one, other in zip(wanted, found, strict=False) if one == other)
 
+def _in_the_middle(workers: list[str]) -> Callable[[Tape], bool]:
+    """Return the question whether each of the workers is in the middle of several responses."""
 
-def _in_the_middle(tape: Tape, workers: list[str]) -> bool:
-    for worker in workers:
-        held = tape.held(worker)
-        lengths = [tape.tracks[handle].length for handle in held]
-        if len(held) < 4 or not all(20 <= length <= LENGTH - 50 for length in lengths):
-            return False
-    return True
+    def answer(tape: Tape) -> bool:
+        lengths = {worker: [tape.tracks[handle].length for handle in tape.held(worker)] for worker in workers}
+        return all(len(held) >= 4 and all(20 <= n <= LENGTH - 50 for n in held) for held in lengths.values())
+
+    return answer
 
 
 def _owned_at(tape: Tape, worker: str, at: float) -> dict[int, Owner]:
@@ -245,7 +226,6 @@ def _loss(tape: Tape, held: dict[int, Owner], at: float, *, detection_s: float) 
         regenerated=sum(
             tape.generated(handle, owner, at, STEP_S) - published[handle] for handle, owner in held.items()
         ),
-        repeated=sum(max(0, published[piece.span.handle] - piece.span.offset) for piece in resumed),
     )
 
 
@@ -255,8 +235,8 @@ def say(text: str) -> None:
 
 
 def measure(report: Report, directory: Path) -> None:
-    """Run everything."""
-    imports = import_seconds("rlharvest_rollout.main")
+    """Run everything; each part is in the report as soon as it is done."""
+    report.median("worker_import", "s", import_seconds("rlharvest_rollout.cli"))
     settings = {
         "RLHARVEST_LOG_FORMAT": "json",
         "RLHARVEST_FLUSH_S": str(FLUSH_S),
@@ -264,30 +244,28 @@ def measure(report: Report, directory: Path) -> None:
     }
     with System(directory, workers=2, slots=16, settings=settings) as system, Wiretap(system.nats.url) as tap:
         bench = Bench(system, tap)
-        kills, killed, killed_twice = bench.losses(signal.SIGKILL, "worker.dead")
-        terms, termed, termed_twice = bench.losses(signal.SIGTERM, "worker.left")
-        false_deaths = bench.false_deaths()
+        kills, twice = bench.losses(signal.SIGKILL, "worker.dead")
+        flushes = [loss.regenerated / loss.flush_tokens for loss in kills]
+        report.median("sigkill_regenerated", "tokens", [loss.regenerated for loss in kills])
+        report.median("sigkill_regenerated_flushes", "flushes", flushes)
+        _times(report, "sigkill", kills)
+        terms, twice_more = bench.losses(signal.SIGTERM, "worker.left")
+        report.median("sigterm_regenerated", "tokens", [loss.regenerated for loss in terms])
+        _times(report, "sigterm", terms)
+        report.count("published_tokens_generated_again", "tokens", twice + twice_more)
+        report.count("false_deaths_under_full_load", "workers", bench.false_deaths())
         registered, first = bench.joins()
-    say(f"counters with SIGKILL {killed}")
-    say(f"counters with SIGTERM {termed}")
-    report.count("responses_equal_to_the_uninterrupted_run", "responses", bench.audited)
-    report.median("sigkill_regenerated", "tokens", [loss.regenerated for loss in kills])
-    report.median("sigkill_regenerated_flushes", "flushes", [loss.regenerated / loss.flush_tokens for loss in kills])
-    report.count(
-        "published_tokens_generated_again", "tokens", sum(loss.repeated for loss in [*kills, *terms]) + killed_twice
-    )
-    report.count("tokens_lost", "tokens", bench.lost)
-    report.median("sigkill_detection", "s", [loss.detection_s for loss in kills])
-    report.median("sigkill_redispatch", "s", [loss.redispatch_s for loss in kills])
-    report.median("sigkill_to_new_token", "s", [loss.total_s for loss in kills])
-    report.median("sigterm_detection", "s", [loss.detection_s for loss in terms])
-    report.median("sigterm_redispatch", "s", [loss.redispatch_s for loss in terms])
-    report.median("sigterm_to_new_token", "s", [loss.total_s for loss in terms])
-    report.count("sigterm_regenerated", "tokens", termed.get("fenced_tokens", 0) + termed_twice)
-    report.count("false_deaths_under_full_load", "workers", false_deaths)
-    report.median("worker_import", "s", imports)
-    report.median("join_to_registered", "s", registered)
-    report.median("join_to_first_token", "s", first)
+        report.median("join_to_registered", "s", registered)
+        report.median("join_to_first_token", "s", first)
+        # Last, so that a run which was broken off has none.
+        report.count("tokens_lost", "tokens", bench.audit.lost)
+        report.count("responses_compared", "responses", bench.audit.compared)
+
+
+def _times(report: Report, name: str, losses: list[Loss]) -> None:
+    report.median(f"{name}_detection", "s", [loss.detection_s for loss in losses])
+    report.median(f"{name}_redispatch", "s", [loss.redispatch_s for loss in losses])
+    report.median(f"{name}_to_new_token", "s", [loss.total_s for loss in losses])
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """What a benchmark found: figures, the bars that they must meet, a table for people and one JSON line for programs.
 
-Invariants: a bar that has no figure, a figure that is not finite, or one of fewer measurements than MEASUREMENTS is missed; a
+Invariants: a bar is missed that has no figure, one that is not finite, or one of fewer measurements than MEASUREMENTS; a
 report without bars is not ok; the exit status is 0 if and only if every bar is met.
 """
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 from nats.aio.msg import Msg
 from rlharvest import bus
 from rlharvest.errors import Unavailable
+from rlharvest.ledger.response import epoch_of
 from rlharvest.spans import Finish, Flush, Span, unpack
 from rlharvest.v1 import fleet_pb2, ledger_pb2
 
@@ -65,8 +66,12 @@ class Handout:
 
     at: float
     worker: str
-    epoch: int
-    handles: tuple[int, ...]
+    attempts: tuple[int, ...]
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch in which one of the attempts was given; one that is sent again keeps the epoch that it had."""
+        return max(map(epoch_of, self.attempts), default=0)
 
 
 class Tape:
@@ -90,7 +95,11 @@ class Tape:
     def transition(self, at: float, transition: ledger_pb2.Transition) -> None:
         """The coordinator changed who owns what."""
         for change in transition.changes:
-            if change.HasField("assign"):
+            if change.HasField("admit"):
+                admit = change.admit
+                for handle in range(admit.first_handle, admit.first_handle + admit.n):
+                    self.tracks.setdefault(handle, Track())
+            elif change.HasField("assign"):
                 assign = change.assign
                 track = self.tracks.setdefault(assign.handle, Track())
                 track.owner = Owner(assign.worker, assign.incarnation, assign.attempt, track.length)
@@ -103,8 +112,7 @@ class Tape:
 
     def assigned(self, at: float, worker: str, message: fleet_pb2.Assignments) -> None:
         """The coordinator sent responses to a worker."""
-        handles = tuple(item.handle for item in message.assignments)
-        self.handouts.append(Handout(at, worker, message.epoch, handles))
+        self.handouts.append(Handout(at, worker, tuple(item.attempt for item in message.assignments)))
 
     @property
     def epoch(self) -> int:
@@ -112,7 +120,7 @@ class Tape:
         return max((handout.epoch for handout in self.handouts), default=0)
 
     def first_handout(self, *, above: int) -> Handout | None:
-        """Return the first assignments of an epoch above `above`."""
+        """Return the first assignments that were made in an epoch above `above`."""
         return next((handout for handout in self.handouts if handout.epoch > above), None)
 
     def held(self, worker: str) -> dict[int, Owner]:
@@ -204,16 +212,11 @@ class Wiretap:
         with self._changed:
             return question(self._tapes.setdefault(job, Tape()))
 
-    def wait(self, job: str, done: Callable[[Tape], bool], *, timeout_s: float, what: str) -> None:
-        """Wait until `done` is true of the job's tape.
-
-        Raises:
-            Unavailable: it was not in time; says what.
-        """
+    def wait(self, job: str, done: Callable[[Tape], bool], *, timeout_s: float) -> bool:
+        """Wait until `done` is true of the job's tape; return whether it was in time."""
         with self._changed:
             tape = self._tapes.setdefault(job, Tape())
-            if not self._changed.wait_for(lambda: done(tape), timeout_s):
-                raise Unavailable(f"waited {timeout_s:g} s for {what}")
+            return self._changed.wait_for(lambda: done(tape), timeout_s)
 
     async def _listen(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -115,12 +115,17 @@ class World:
         self.weights = weights
         self.processes: list[WorkerProcess] = []
 
-    async def join(self, *, stub: dict[str, object] | None = None, **settings: object) -> tuple[str, WorkerProcess]:
-        """Start a worker and lease it to the job at version 0, or later if that is published; return its name."""
+    def start(self, **settings: object) -> WorkerProcess:
+        """Start a worker."""
         number = len(self.processes)
         process = WorkerProcess(self.directory / f"worker{number}", self.coordinator, self.nats, **settings)
         self.processes.append(process)
-        name = await self.coordinator.worker(number + 1)
+        return process
+
+    async def join(self, *, stub: dict[str, object] | None = None, **settings: object) -> tuple[str, WorkerProcess]:
+        """Start a worker and lease it to the job at version 0, or later if that is published; return its name."""
+        process = self.start(**settings)
+        name = await self.coordinator.worker(len(self.processes))
         reply = await self.lease(name, stub=stub)
         assert reply.accepted, reply.reason
         await self.coordinator.ready(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import time
@@ -281,8 +282,8 @@ async def test_bad_stub_options_are_said_and_the_worker_stays(world):
 
 async def test_health_and_metrics_are_served(world):
     _, process = await world.join(log_format="json")
-    line = next(line for line in process.log.read_text().splitlines() if "health.listens" in line)
-    port = int(line.split('"port": ')[1].split(",")[0].rstrip("}"))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    lines = [json.loads(line) for line in process.log.read_text().splitlines()]
+    (address,) = [line["health"] for line in lines if line["event"] == "worker.starts"]
+    async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as client:
         assert (await client.get("/readyz")).status_code == 200
         assert "rlharvest_rollout_version 0.0" in (await client.get("/metrics")).text

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from rlharvest import bus
-from rlharvest.testing.batches import ScriptedCoordinator, random_group
+from rlharvest.testing.batches import TOKENIZER_DIGEST, ScriptedCoordinator, random_group
 from rlharvest.testing.servers import Child, NatsServer, free_port
 from rlharvest.v1 import batches_pb2, events_pb2
-from rlharvest.weights.catalog import list_versions
+from rlharvest.weights.catalog import fetch_manifest, list_versions
 
 
 class Program(Child):
@@ -90,6 +90,8 @@ async def test_a_trainer_wakes_on_groups_publishes_versions_tells_events_and_lea
             (2, 2, 1),
         ]
         assert {entry.step: entry.digest for entry in published} == coordinator.digests()
+        manifest = await fetch_manifest(f"http://127.0.0.1:{weights.port}", coordinator.job, 2)
+        assert manifest.tokenizer_digest == TOKENIZER_DIGEST
         stored = await client.jetstream().get_last_msg(bus.EVENTS, bus.subject("events", coordinator.job, "one"))
         event = events_pb2.Event()
         event.ParseFromString(stored.data or b"")

@@ -29,7 +29,9 @@ class FilePublications:
     def lines(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
-    async def publish(self, directory: Path, *, job: str, key: str, step: int, parent: int | None) -> Version:
+    async def publish(
+        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str
+    ) -> Version:
         return self.record(directory, job, key, step, parent)
 
     def record(self, directory: Path, job: str, key: str, step: int, parent: int | None) -> Version:

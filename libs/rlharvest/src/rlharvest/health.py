@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import prometheus_client
 
+from rlharvest.errors import InvalidField
+
 Check = Callable[[], Awaitable[str | None]]
 """Returns None when all is well, else one sentence that says what is not."""
 
@@ -46,8 +48,18 @@ class HealthServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; `port` 0 takes a free one, which `self.port` then names."""
-        self._server = await asyncio.start_server(self._serve, host, port)
+        """Listen; `port` 0 takes a free one, which `self.port` then names.
+
+        Raises:
+            InvalidField: the address cannot be listened on.
+        """
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port)
+        except OSError as error:
+            problem = error.strerror or str(error)
+            raise InvalidField(
+                "RLHARVEST_HEALTH_PORT", f"{host}:{port}", problem, "Stop who uses it, or choose another; 0 takes a free one."
+            ) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:

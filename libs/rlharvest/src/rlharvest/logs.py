@@ -33,7 +33,7 @@ def configure(service: str, *, level: str = "info", style: Literal["auto", "cons
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("httpx", "httpcore", "uvicorn.access", "aiohttp.access", "asyncio"):
+    for noisy in ("httpx", "httpcore", "uvicorn", "uvicorn.error", "uvicorn.access", "aiohttp.access", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

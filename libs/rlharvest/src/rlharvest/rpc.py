@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from rlharvest.errors import Unavailable
+from rlharvest.errors import InvalidField, Unavailable
 
 MAX_MESSAGE_BYTES = 64 << 20
 NOT_LEADER = "not the leader"
@@ -54,9 +54,18 @@ class Server:
         self._names.append(name)
 
     async def start(self, address: str) -> None:
-        """Listen on host:port; port 0 takes a free one, which `self.port` then names."""
+        """Listen on host:port; port 0 takes a free one, which `self.port` then names.
+
+        Raises:
+            InvalidField: the address cannot be listened on.
+        """
         reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
-        self.port = self.grpc.add_insecure_port(address)
+        try:
+            self.port = self.grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            problem = "cannot be listened on: another process has it, or it is no address of this machine"
+            fix = "Stop who uses it, or choose another."
+            raise InvalidField("RLHARVEST_GRPC_ADDRESS", address, problem, fix) from error
         await self.grpc.start()
         await self.serving(True)
 

@@ -98,6 +98,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
                 checkpoint_dir=str(directory),
                 renew_s=RENEW_S,
                 deadline_s=self.deadline_s,
+                tokenizer_digest=run.scope.prepared.tokenizer.digest,
             )
         )
 

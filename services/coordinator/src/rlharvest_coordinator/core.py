@@ -13,10 +13,11 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
-from rlharvest.bus import EVENTS, NO_JOB, subject
+from rlharvest.bus import EVENTS, subject
 from rlharvest.clock import Clock
 from rlharvest.errors import CorruptData, DataError, InfrastructureError, NotFound, NotLeader, Unavailable
 from rlharvest.fleet.member import ENDED, Timing, WorkerState
@@ -24,10 +25,9 @@ from rlharvest.ids import new_id
 from rlharvest.jobs.model import JobSpec
 from rlharvest.jobs.state import TERMINAL, Move, Status
 from rlharvest.ledger.store import Store
-from rlharvest.policies.leases import Tenant, allot
 from rlharvest.rpc import Client as RpcClient
 from rlharvest.spans import Finish
-from rlharvest.supervise import Supervisor
+from rlharvest.supervise import Supervisor, cancel
 from rlharvest.v1 import events_pb2, fleet_pb2, weights_pb2, weights_pb2_grpc
 from sqlalchemy.exc import DBAPIError
 
@@ -37,6 +37,7 @@ from rlharvest_coordinator.batches import Batches
 from rlharvest_coordinator.data.prepare import Prepared, prepare, reopen
 from rlharvest_coordinator.keeper import Keeper
 from rlharvest_coordinator.leader import Leadership
+from rlharvest_coordinator.leases import Leases
 from rlharvest_coordinator.log import Log
 from rlharvest_coordinator.roster import Roster, Seat
 from rlharvest_coordinator.run import Run
@@ -50,10 +51,6 @@ log = structlog.get_logger(__name__)
 
 ROUND_S = 0.25
 """A run looks at everything at least this often, besides whenever something happens."""
-
-LEASE_ROUND_S = 0.1
-LEASE_AGAIN_S = 1.0
-"""A lease that a worker did not follow is sent again after this long."""
 
 _TRANSIENT = (InfrastructureError, DBAPIError, OSError, TimeoutError, NatsError)
 """What may be over at the next try."""
@@ -94,10 +91,22 @@ class Core:
             deadline_s=settings.trainer_deadline_s,
             on_version=self._published,
         )
+        self.leases = Leases(
+            self.runs,
+            self.roster,
+            nats,
+            clock,
+            epoch=lambda: self.epoch,
+            weights_url=settings.weights_url,
+            spawn=self._spawn,
+        )
         self.weights = RpcClient(settings.weights_grpc)
         self.roots = [root.absolute() for root in settings.roots]
+        self.corrupt_events = 0
+        """Messages on the subjects of events that were none."""
         self._ready = False
         self._preparing: set[str] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._changed = asyncio.Event()
 
     # --- live.LiveView ------------------------------------------------------------------------------------------------
@@ -156,7 +165,7 @@ class Core:
     async def lead(self) -> None:
         """Wait for the leadership, take over what is under way, and work until the process stops."""
         self.keeper.epoch = await self.leadership.acquire()
-        self.supervisor.spawn("leadership", self.leadership.hold())
+        self._work("leadership", self.leadership.hold())
         unfinished = await jobs.unfinished(self.sessions)
         self.keeper.listen(self._applied)
         self.keeper.on_recovery = self._recovered
@@ -166,18 +175,24 @@ class Core:
         await self.keeper.start([row.id for row in unfinished if row.status != Status.VALIDATING])
         self._ready = True
         await self.roster.start()
-        self.supervisor.spawn("heartbeats", self.roster.listen())
-        self.supervisor.spawn("ledger", self.keeper.run())
-        self.supervisor.spawn("purge", self.keeper.purge())
-        self.supervisor.spawn("jobs", self._steady("jobs", self._jobs))
-        self.supervisor.spawn("fleet", self._steady("fleet", self._fleet))
-        self.supervisor.spawn("leases", self._steady("leases", self._leases))
-        self.supervisor.spawn("events", self._steady("events", self._events))
+        self._work("heartbeats", self.roster.listen())
+        self._work("ledger", self.keeper.run())
+        self._work("purge", self.keeper.purge())
+        self._work("jobs", self._steady("jobs", self._jobs))
+        self._work("fleet", self._steady("fleet", self._fleet))
+        self._work("leases", self._steady("leases", self.leases.run))
+        self._work("events", self._steady("events", self._events))
         log.info("coordinator.leading", epoch=self.keeper.epoch, jobs=len(unfinished))
 
+    def _work(self, name: str, coroutine: Coroutine[Any, Any, None], *, may_end: bool = False) -> None:
+        task = self.supervisor.spawn(name, coroutine, may_end=may_end)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def close(self) -> None:
-        """Give the leadership up."""
+        """Stop working, then give the leadership up: whoever takes over finds nothing half said."""
         self._ready = False
+        await cancel(list(self._tasks))
         await self.keeper.log.close()
         await self.leadership.release()
         await self.weights.close()
@@ -205,7 +220,7 @@ class Core:
                     self.runs[row.id].scope.woken.set()
                 elif row.id not in self._preparing:
                     self._preparing.add(row.id)
-                    self.supervisor.spawn(f"prepare {row.id}", self._take_up(row), may_end=True)
+                    self._work(f"prepare {row.id}", self._take_up(row), may_end=True)
             known = list(self.runs.values())
             for run in known:
                 if not run.closed and run.scope.status not in TERMINAL:
@@ -239,7 +254,7 @@ class Core:
             run = Run(scope)
             await run.start()
             self.runs[row.id] = run
-            self.supervisor.spawn(f"run {row.id}", self._drive(run), may_end=True)
+            self._work(f"run {row.id}", self._drive(run), may_end=True)
             self.batches.queued.set()
         except _TRANSIENT as error:
             log.warning("job.take_up_failed", job=row.id, error=repr(error))
@@ -354,73 +369,8 @@ class Core:
             await self.batches.expire()
             await asyncio.sleep(self.settings.heartbeat_s / 2)
 
-    async def _leases(self) -> None:
-        while True:
-            active = {run.id: run.scope.engine for run in list(self.runs.values()) if run.active}
-            seats = {seat.id: seat for seat in self.roster.seats.values() if seat.member.state in _LEASABLE}
-            tenants = [
-                Tenant(worker=seat.id, job=self._tenancy(seat), engines=frozenset(seat.engines), idle=not seat.held)
-                for seat in seats.values()
-            ]
-            allotted = allot(tenants, active)
-            now = self.clock.monotonic()
-            for worker, seat in seats.items():
-                job = allotted.get(worker)
-                if job is not None:
-                    version = self.runs[job].scope.row.version
-                    assert version is not None
-                    behind = seat.job != job or seat.version is None or seat.version < version
-                    fresh = seat.offered != (job, version)
-                    if behind and (fresh or now - seat.leased_at > LEASE_AGAIN_S):
-                        seat.leased_at, seat.offered = now, (job, version)
-                        self._spawn(self._lease(seat, self.runs[job], version))
-                elif seat.job is not None and not self._holds(seat) and now - seat.leased_at > LEASE_AGAIN_S:
-                    seat.leased_at, seat.offered = now, None
-                    self._spawn(self._lease(seat, None, 0))
-            await asyncio.sleep(LEASE_ROUND_S)
-
-    def _tenancy(self, seat: Seat) -> str | None:
-        """Job that a worker serves: the one it was offered last, until it says another."""
-        return seat.offered[0] if seat.offered is not None else seat.job
-
-    def _holds(self, seat: Seat) -> bool:
-        run = self.runs.get(seat.job or "")
-        return (
-            run is not None and not run.closed and any(True for _ in run.scope.book.owned_by(seat.id, seat.incarnation))
-        )
-
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self.supervisor.spawn("message", coroutine, may_end=True)
-
-    async def _lease(self, seat: Seat, run: Run | None, version: int) -> None:
-        lease = fleet_pb2.Lease(epoch=self.epoch, incarnation=seat.incarnation)
-        if run is not None:
-            lease = fleet_pb2.Lease(
-                epoch=self.epoch,
-                incarnation=seat.incarnation,
-                job=run.id,
-                engine=run.scope.engine,
-                weights_url=self.settings.weights_url,
-                target_version=version,
-                kv=run.scope.spec.rollout.kv,
-                rollout_json=run.scope.spec.rollout.model_copy(
-                    update={"batch_invariant": run.scope.spec.batch_invariant}
-                ).model_dump_json(),
-                context=run.scope.prepared.context,
-                tokenizer_digest=run.scope.prepared.tokenizer.digest,
-            )
-        try:
-            answer = await self.nats.request(
-                subject("lease", run.id if run is not None else NO_JOB, seat.id), lease.SerializeToString(), timeout=2.0
-            )
-        except (TimeoutError, NatsError):
-            return  # sent again while its heartbeats show that it is needed
-        reply = fleet_pb2.LeaseReply.FromString(answer.data)
-        if not reply.accepted:
-            log.warning("lease.refused", worker=seat.id, reason=reply.reason)
-            if run is not None:
-                data = {"worker": seat.id, "reason": reply.reason}
-                run.scope.event("warn", "worker.refused", f"Worker {seat.id} cannot serve: {reply.reason}.", data)
 
     # --- versions and events ------------------------------------------------------------------------------------------
 
@@ -458,11 +408,9 @@ class Core:
             for message in messages:
                 try:
                     fresh.append(events.NewEvent.from_message(events_pb2.Event.FromString(message.data)))
-                except CorruptData as error:
-                    log.warning("events.corrupt", error=str(error))
+                except (CorruptData, DecodeError) as error:
+                    self.corrupt_events += 1
+                    log.warning("events.corrupt", subject=message.subject, error=str(error))
             await events.append(self.sessions, fresh)
             for message in messages:
                 await message.ack()
-
-
-_LEASABLE = frozenset({WorkerState.JOINING, WorkerState.WARMING, WorkerState.READY})

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rlharvest.fleet.member import ENDED, WorkerState
-from rlharvest.ledger.response import OWNED, Response, State, attempt_of
+from rlharvest.ledger.response import OWNED, Response, State, attempt_of, epoch_of
 from rlharvest.policies import blame, dispatch
 from rlharvest.spans import Finish
 from rlharvest.terminal import terminal
@@ -46,7 +46,7 @@ class Dispatcher:
         for response in self.scope.owned():
             reason = self._lost(response, now)
             if reason is not None:
-                changes.append(_orphan(response, reason))
+                changes.append(_orphan(response, reason, self._unpublished(response)))
                 self.courier.missing.pop(response.handle, None)
                 seat = self.scope.seat(response)
                 if seat is not None and seat.member.state not in ENDED:
@@ -75,6 +75,13 @@ class Dispatcher:
             return ledger_pb2.ORPHAN_REASON_STALLED
         return None
 
+    def _unpublished(self, response: Response) -> int:
+        """Tokens that the owner showed in its last heartbeat and that never reached the log."""
+        seat = self.scope.seat(response)
+        if seat is None or seat.held.get(response.handle) != response.attempt:
+            return 0
+        return max(0, seat.lengths.get(response.handle, 0) - response.length)
+
     def _tell_orphans(self, changes: Sequence[ledger_pb2.Change]) -> None:
         by_worker: dict[tuple[str, ledger_pb2.OrphanReason.ValueType], list[int]] = {}
         for change in changes:
@@ -93,6 +100,7 @@ class Dispatcher:
         """A worker of this job sent a heartbeat: compare what it holds with what the book says."""
         book = self.scope.book
         strangers: list[tuple[int, int]] = []
+        undelivered: list[int] = []
         for handle, attempt in seat.held.items():
             response = book.responses.get(handle)
             if response is None or response.attempt != attempt:
@@ -107,14 +115,20 @@ class Dispatcher:
                 continue
             sent = self.courier.sent.get(response.handle)
             if sent is None or sent[0] != response.attempt:
-                # Assigned by an earlier coordinator, or never sent: its worker shows it within two beats or not at all.
-                self.courier.sent[response.handle] = (response.attempt, self.scope.clock.monotonic(), seat.beats)
+                if epoch_of(response.attempt) < self.scope.keeper.epoch:
+                    # An earlier coordinator put it into the log and may not have lived to send it.
+                    undelivered.append(response.handle)
+                else:
+                    # About to be sent: its worker shows it within two beats or not at all.
+                    self.courier.sent[response.handle] = (response.attempt, self.scope.clock.monotonic(), seat.beats)
             elif (
                 seat.beats > sent[2] + 1
                 and self.scope.clock.monotonic() - sent[1] > self.scope.roster.timing.heartbeat_s
             ):
                 self.courier.missing[response.handle] += 1
                 self.scope.woken.set()
+        # A worker that took an attempt before takes no notice of it, so sending it twice starts nothing twice.
+        self.courier.send(undelivered)
 
     def conclude(self) -> list[ledger_pb2.Change]:
         """Return the changes that finish responses which their tokens have ended already."""
@@ -240,8 +254,9 @@ class Dispatcher:
         return changes
 
 
-def _orphan(response: Response, reason: ledger_pb2.OrphanReason.ValueType) -> ledger_pb2.Change:
-    return ledger_pb2.Change(orphan=ledger_pb2.Orphan(handle=response.handle, attempt=response.attempt, reason=reason))
+def _orphan(response: Response, reason: ledger_pb2.OrphanReason.ValueType, unpublished: int = 0) -> ledger_pb2.Change:
+    orphan = ledger_pb2.Orphan(handle=response.handle, attempt=response.attempt, reason=reason, unpublished=unpublished)
+    return ledger_pb2.Change(orphan=orphan)
 
 
 _SAYS = {

@@ -51,6 +51,7 @@ class Harvest:
         """Why the job cannot go on."""
         self._accepted: dict[int, Group] = {}
         """Complete groups in no batch yet, in order of completion."""
+        self._trained_tokens = 0
         self._committed: Counter[int] = Counter()
         """Batch -> groups committed to it."""
 
@@ -64,6 +65,8 @@ class Harvest:
                 self._accepted[group.ordinal] = group
             if group.step is not None and group.state != groups.DROPPED:
                 self._committed[group.step] += 1
+            if group.state == groups.TRAINED:
+                self._trained_tokens += group.tokens
         self.reward_errors = int(self.scope.row.counters.get("reward_errors", 0))
 
     def rank(self, ordinal: int) -> int:
@@ -311,12 +314,12 @@ class Harvest:
 
     async def trained(self, step: int) -> None:
         """A durable checkpoint covers the batches below `step`."""
-        await groups.train(self.scope.sessions, self.scope.id, below=step, epoch=self.scope.keeper.epoch)
-        for group in await groups.all_of(self.scope.sessions, self.scope.id):
+        for group in await groups.train(self.scope.sessions, self.scope.id, below=step, epoch=self.scope.keeper.epoch):
             self.left[group.ordinal] = group.state
+            self._trained_tokens += group.tokens
 
     def totals(self) -> dict[str, int]:
-        """Return the responses of the job by where they are: submitted = trained + dropped + outstanding."""
+        """Return the responses of the job by where they are, submitted = trained + dropped + outstanding, and tokens."""
         n = self.scope.spec.sampling.num_generations
         by_state = Counter(self.left.values())
         live = sum(group.n for group in self.scope.book.groups.values() if group.ordinal not in self.left)
@@ -327,6 +330,7 @@ class Harvest:
             "trained": trained,
             "dropped": dropped,
             "outstanding": submitted - trained - dropped,
+            "trained_tokens": self._trained_tokens,
         }
 
     async def drop_outstanding(self, reason: str) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import socket
 import sys
 from collections.abc import Iterator
 
 import structlog
 import uvicorn
+from pydantic import ValidationError
 from rlharvest import bus, logs, rpc
 from rlharvest.clock import SystemClock
-from rlharvest.errors import RlharvestError
+from rlharvest.errors import InvalidField, RlharvestError
 from rlharvest.health import Health
 from rlharvest.ledger.store import Store
 from rlharvest.supervise import Supervisor
@@ -40,8 +42,14 @@ class WebServer(uvicorn.Server):
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    """Run a coordinator until it is stopped."""
+    """Run a coordinator until it is stopped.
+
+    Raises:
+        InvalidField: an address cannot be listened on.
+        Unavailable: NATS does not answer.
+    """
     supervisor = Supervisor("coordinator")
+    listener = _listen(settings.api_host, settings.api_port)
     clock = SystemClock()
     nats = await bus.connect(settings.nats_url, "coordinator")
     store = Store.connect(settings.redis_url)
@@ -70,8 +78,6 @@ async def serve(settings: CoordinatorSettings) -> None:
     web = WebServer(
         uvicorn.Config(
             app,
-            host=settings.api_host,
-            port=settings.api_port,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=2,
@@ -83,14 +89,23 @@ async def serve(settings: CoordinatorSettings) -> None:
         web.should_exit = True
         await server.close()
         await store.close()
-        await nats.drain()
+        await nats.close()
         await engine.dispose()
 
     supervisor.on_stop(stop)
-    supervisor.spawn("web", web.serve())
+    supervisor.spawn("web", web.serve(sockets=[listener]))
     supervisor.spawn("lead", core.lead(), may_end=True)
     log.info("coordinator.serving", api=f"http://{settings.api_host}:{settings.api_port}", grpc=settings.grpc_address)
     await supervisor.run()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens: the web server, given an address, would end the process by itself if it is taken."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        fix = "Stop who uses it, or choose another."
+        raise InvalidField("RLHARVEST_API_PORT", f"{host}:{port}", error.strerror or str(error), fix) from error
 
 
 def main() -> None:
@@ -98,7 +113,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="rlharvest-coordinator", description=__doc__)
     parser.add_argument("command", choices=["serve", "migrate"])
     command = parser.parse_args().command
-    settings = CoordinatorSettings()
+    try:
+        settings = CoordinatorSettings()
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            name = "RLHARVEST_" + "_".join(str(part) for part in problem["loc"]).upper()
+            print(f"{name} = {problem.get('input')!r}: {problem['msg']}", file=sys.stderr)
+        sys.exit(2)
     logs.configure("coordinator", level=settings.log_level, style=settings.log_format)
     try:
         asyncio.run(serve(settings) if command == "serve" else migrate(settings.database))

@@ -28,6 +28,14 @@ class LiveCollector(Collector):
         yield _gauge("rlharvest_leading", "1 where this coordinator leads.", float(core.leading))
         yield _gauge("rlharvest_epoch", "Epoch in which this coordinator leads, else 0.", float(core.epoch))
         yield _counter("rlharvest_recoveries", "Times the books were taken from the store.", core.keeper.recoveries)
+        ignored = CounterMetricFamily("rlharvest_ignored_messages", "Messages of jobs not open here.", labels=["kind"])
+        for kind, n in core.keeper.ignored.items():
+            ignored.add_metric([kind], n)
+        yield ignored
+        corrupt = CounterMetricFamily("rlharvest_corrupt_messages", "Messages that could not be read.", labels=["kind"])
+        for kind, n in (("beat", core.roster.corrupt), ("events", core.corrupt_events)):
+            corrupt.add_metric([kind], n)
+        yield corrupt
         workers = GaugeMetricFamily("rlharvest_workers", "Workers by state and job.", labels=["state", "job"])
         states = Counter((worker.state, worker.job or "") for worker in core.workers())
         for (state, job), n in states.items():

@@ -13,9 +13,10 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from rlharvest.bus import subject
+from rlharvest.bus import parse_subject, subject
 from rlharvest.clock import Clock
 from rlharvest.errors import NotFound
 from rlharvest.fleet import member as life
@@ -52,6 +53,8 @@ class Seat:
     beats: int = 0
     held: dict[int, int] = field(default_factory=dict)
     """handle -> attempt, as its last heartbeat has it."""
+    lengths: dict[int, int] = field(default_factory=dict)
+    """handle -> tokens that it has of it, as its last heartbeat has it."""
     leased_at: float = -1e9
     """When a lease was last sent, monotonic."""
     offered: tuple[str, int] | None = None
@@ -90,6 +93,8 @@ class Roster(fleet_pb2_grpc.FleetServicer):
         self.timing = timing
         self.epoch = epoch
         self.seats: dict[str, Seat] = {}
+        self.corrupt = 0
+        """Heartbeats that were none, or not of whom they came from."""
         self.prefix: Callable[[str, int, int], fleet_pb2.GetPrefixReply | None] = lambda _job, _handle, _attempt: None
         self.on_beat: Callable[[Seat], None] = lambda _seat: None
         self.on_loss: Callable[[Seat, str], None] = lambda _seat, _reason: None
@@ -191,7 +196,17 @@ class Roster(fleet_pb2_grpc.FleetServicer):
             await self._heard(message)
 
     async def _heard(self, message: Msg) -> None:
-        beat = fleet_pb2.Heartbeat.FromString(message.data)
+        sender = parse_subject(message.subject)[2]
+        try:
+            beat = fleet_pb2.Heartbeat.FromString(message.data)
+        except DecodeError as error:
+            beat, problem = fleet_pb2.Heartbeat(), str(error)
+        else:
+            problem = f"it names {beat.worker!r}"
+        if beat.worker != sender:
+            self.corrupt += 1
+            log.warning("worker.corrupt_heartbeat", worker=sender, problem=problem)
+            return
         seat = self.seats.get(beat.worker)
         if seat is None or seat.incarnation != beat.incarnation or seat.member.state in ENDED:
             now = self.clock.monotonic()
@@ -204,12 +219,14 @@ class Roster(fleet_pb2_grpc.FleetServicer):
         try:
             reported = WorkerState(beat.state)
         except ValueError:
-            log.warning("worker.bad_heartbeat", worker=beat.worker, state=beat.state)
+            self.corrupt += 1
+            log.warning("worker.corrupt_heartbeat", worker=sender, problem=f"{beat.state} is not a state")
             return
         seat.member = life.beat(seat.member, beat.incarnation, reported, now=self.clock.monotonic())
         seat.heartbeat = beat
         seat.beats += 1
         seat.held = dict(zip(beat.held, beat.held_attempt, strict=False))
+        seat.lengths = dict(zip(beat.held, beat.held_length, strict=False))
         self.on_beat(seat)
 
     async def tick(self) -> None:

@@ -190,9 +190,15 @@ class Run:
         if owned:
             return "Generating", f"{owned} responses on {ready} workers, {by_state[State.PENDING]} wait."
         if by_state[State.PENDING]:
-            return "Starved", f"{by_state[State.PENDING]} responses wait for a worker with a new enough version."
+            behind = sum(seat.version != row.version for seat in self.scope.ready_seats())
+            if behind:
+                return "SwitchingVersion", f"{behind} of {ready} workers switch to version {row.version}."
+            return "Starved", f"{by_state[State.PENDING]} responses wait for a worker that may serve them."
         if by_state[State.FINISHED]:
             return "Scoring", f"{by_state[State.FINISHED]} responses wait for their reward."
         if row.trainer is None:
             return "WaitingForTrainer", "The trainer is lost; the job goes on when one is there again."
-        return "Training", f"Step {row.step + 1} of {self.scope.spec.limits.max_steps} computes."
+        step, most = row.step + 1, self.scope.spec.limits.max_steps
+        if step > most:
+            return "Saving", "The last step is done; the trainer saves the model."
+        return "Training", f"Step {step} of {most} computes."

@@ -8,6 +8,12 @@ from rlharvest.errors import InvalidField
 from rlharvest_rollout.settings import RolloutSettings
 
 
+def import_engine(name: str) -> None:
+    """Bring the code of an engine into this process, so that `make_engine` is quick. Blocks, for torch some seconds."""
+    if name == "torch":
+        import rlharvest_rollout.engines.torch.engine  # noqa: F401  # for what importing it does
+
+
 def make_engine(name: str, settings: RolloutSettings) -> Engine:
     """Return a new engine.
 

@@ -7,6 +7,7 @@ anything else happens with it; a full buffer pauses the engine, and nothing but 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -302,13 +303,23 @@ class Session:
 
         self.note = f"downloading version {version}"
         self._changed()
-        with metrics.PULL_SECONDS.time():
-            directory = await self._versions.bring(self.target, version, progress)
-            self._pulls.loading = True
-            self.note = f"loading version {version}"
-            await self.engine.load(directory, version)
+        started = time.monotonic()
+        directory = await self._versions.bring(self.target, version, progress)
+        pulled = time.monotonic()
+        self._pulls.loading = True
+        self.note = f"loading version {version}"
+        await self.engine.load(directory, version)
+        loaded = time.monotonic()
+        metrics.PULL_SECONDS.observe(loaded - started)
         self.publisher.numerics_key = self.engine.numerics_key
-        log.info("version.loaded", version=version, before=serving)
+        before = {} if serving is None else {"before": serving}
+        log.info(
+            "version.loaded",
+            version=version,
+            **before,
+            pull_s=round(pulled - started, 2),
+            load_s=round(loaded - pulled, 2),
+        )
 
     async def _concluded(self, pull: asyncio.Task[None]) -> float | None:
         """Take a pull's end in; return the seconds to wait before another try, None if there is nothing to wait for."""

@@ -2,15 +2,13 @@
 
 Invariants: the worker's name is the process's, the incarnation a new one at each join; every order is checked against
 epoch and incarnation first; heartbeats come from the event loop, which no engine blocks; a second lease is taken only
-after the job before was handed over.
+after the job before was handed over; a worker that leaves does not join again, and beats no more once it said so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,11 +21,11 @@ from nats.errors import Error as NatsError
 from rlharvest import bus
 from rlharvest.engine import Engine
 from rlharvest.errors import DataError, Unavailable
-from rlharvest.ids import new_id
-from rlharvest.supervise import Supervisor
-from rlharvest.v1 import events_pb2, fleet_pb2, spans_pb2
+from rlharvest.supervise import Supervisor, cancel
+from rlharvest.v1 import fleet_pb2, spans_pb2
 
 from rlharvest_rollout import metrics
+from rlharvest_rollout.events import Events
 from rlharvest_rollout.fleet import Fleet
 from rlharvest_rollout.lease import Fence, Target, target_of
 from rlharvest_rollout.session import Session
@@ -56,6 +54,7 @@ class Worker:
         fleet: Fleet,
         versions: Versions,
         make_engine: Callable[[str], Engine],
+        import_engine: Callable[[str], None],
     ) -> None:
         self.name = name
         self.state: fleet_pb2.WorkerState.ValueType = fleet_pb2.WORKER_STATE_JOINING
@@ -65,6 +64,8 @@ class Worker:
         self._fleet = fleet
         self._versions = versions
         self._make_engine = make_engine
+        self._import_engine = import_engine
+        self._events = Events(nc, name)
         self._flush_numbers = itertools.count(1)
         self._fence = Fence()
         self._target: Target | None = None
@@ -78,7 +79,12 @@ class Worker:
         self._rate = _Rate()
         self._generated_before = 0
         """Tokens of this incarnation in the jobs before this one."""
-        self._leaving = "shut down"
+        self._leave_reason = "shut down"
+        self._leaving = False
+        """It joins no more."""
+        self._left = False
+        """It beats no more."""
+        self._membership: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen, then join in the background."""
@@ -96,26 +102,35 @@ class Worker:
         # Whoever knows of this worker may give it orders at once.
         await self._nc.flush()
         self._rejoin.set()
-        self._supervisor.spawn("membership", self._keep_joined())
+        self._membership = self._supervisor.spawn("membership", self._keep_joined())
         self._supervisor.spawn("leases", self._serve())
         self._supervisor.spawn("heartbeats", self._beat())
+        # A worker that is leased at once finds its engine imported, or nearly so.
+        for engine in self._settings.offered_engines:
+            self._supervisor.spawn(f"import {engine}", asyncio.to_thread(self._import_engine, engine), may_end=True)
 
     async def leave(self) -> None:
         """Stop generating, publish the tail as final, hand back, leave."""
+        self._leaving = True
+        if self.state == fleet_pb2.WORKER_STATE_JOINING and self._membership is not None:
+            # The coordinator may have registered this worker already, and would miss its heartbeats.
+            await asyncio.wait([self._membership], timeout=_LEAVE_S)
+            await cancel([self._membership])
         joined = self.state != fleet_pb2.WORKER_STATE_JOINING
         self.state = fleet_pb2.WORKER_STATE_DRAINING
         self._beat_now.set()
         session = self._session
         if session is not None:
             await session.hand_over(self._settings.drain_s, final=True)
+        self._left = True
         if joined:
             try:
-                await self._fleet.leave(self._fence.incarnation, self._leaving, total_s=_LEAVE_S)
+                await self._fleet.leave(self._fence.incarnation, self._leave_reason, total_s=_LEAVE_S)
             except (Unavailable, grpc.aio.AioRpcError) as error:
                 log.warning("worker.left_silently", error=str(error))
         if session is not None:
             await session.close()
-        log.info("worker.left", worker=self.name, reason=self._leaving)
+        log.info("worker.left", worker=self.name, reason=self._leave_reason)
 
     async def ready(self) -> str | None:
         """A health check: None when responses can be taken."""
@@ -194,15 +209,15 @@ class Worker:
 
     async def _on_rejoin(self, msg: Msg) -> None:
         message = _parse(fleet_pb2.Rejoin, msg)
-        if message is not None and message.incarnation == self._fence.incarnation:
+        if message is not None and message.incarnation == self._fence.incarnation and not self._leaving:
             log.warning("worker.rejoins", reason=message.reason)
             self._rejoin.set()
 
     async def _on_drain(self, msg: Msg) -> None:
         message = _parse(fleet_pb2.DrainOrder, msg)
         if message is not None and message.incarnation == self._fence.incarnation:
-            self._leaving = message.reason or "drained"
-            log.info("worker.drains", reason=self._leaving)
+            self._leave_reason = message.reason or "drained"
+            log.info("worker.drains", reason=self._leave_reason)
             self._supervisor.stop()
 
     def _refusal(self, epoch: int, incarnation: int) -> str | None:
@@ -224,6 +239,8 @@ class Worker:
     async def _keep_joined(self) -> None:
         while True:
             await self._rejoin.wait()
+            if self._leaving:
+                return
             self._rejoin.clear()
             self.state = fleet_pb2.WORKER_STATE_JOINING
             engine = self._session.engine if self._session is not None else None
@@ -240,6 +257,8 @@ class Worker:
             metrics.JOINS.inc()
             log.info("worker.joined", worker=self.name, incarnation=reply.incarnation, epoch=reply.epoch)
             self._beat_now.set()
+            if self._leaving:
+                return
 
     async def _serve(self) -> None:
         """Make what is served what the lease says."""
@@ -286,7 +305,7 @@ class Worker:
             self._unservable = target
             self._note = f"job {target.job} cannot be served: {error}"
             log.error("lease.failed", job=target.job, error=str(error))
-            await self._report_of(target.job, "error", "worker.refused", self._note, {"error": str(error)})
+            await self._events.tell(target.job, "error", "worker.refused", self._note, {"error": str(error)})
             return
         except BaseException:
             await engine.close()
@@ -303,6 +322,8 @@ class Worker:
             except TimeoutError:
                 pass  # the usual case: it is time
             self._beat_now.clear()
+            if self._left:
+                return
             if self.state == fleet_pb2.WORKER_STATE_JOINING or not self._nc.is_connected:
                 continue
             beat = self._heartbeat()
@@ -346,29 +367,7 @@ class Worker:
 
     async def _report(self, level: str, kind: str, message: str, data: dict[str, Any]) -> None:
         job = self._target.job if self._target is not None else bus.NO_JOB
-        await self._report_of(job, level, kind, message, data)
-
-    async def _report_of(self, job: str, level: str, kind: str, message: str, data: dict[str, Any]) -> None:
-        event = events_pb2.Event(
-            id=new_id("evt"),
-            job=job,
-            level=level,
-            type=kind,
-            message=message,
-            data_json=json.dumps({"worker": self.name, **data}),
-            at=time.time(),
-            source=self.name,
-        )
-        try:
-            await self._nc.jetstream().publish(
-                bus.subject("events", job, self.name),
-                event.SerializeToString(),
-                timeout=2.0,
-                headers={"Nats-Msg-Id": event.id},
-            )
-        except (NatsError, TimeoutError, OSError) as error:
-            metrics.PUBLISH_FAILURES.labels("event").inc()
-            log.warning("event.failed", type=kind, error=repr(error))
+        await self._events.tell(job, level, kind, message, data)
 
 
 class _Rate:

@@ -90,7 +90,8 @@ class Claim:
             await self._coordinator.finish(self.job, self.fence, outcome, error=error, patience_s=patience_s)
         except Unavailable as problem:
             log.warning("finish.unheard", job=self.job, why=str(problem))
-        log.info("run.finished", job=self.job, outcome=batches_pb2.Outcome.Name(outcome), step=self.step, error=error)
+        shown = batches_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_").lower()
+        log.info("run.finished", job=self.job, outcome=shown, step=self.step, **({"error": error} if error else {}))
 
     async def fail(self, error: str) -> None:
         """Say that the job cannot go on, to people and to the coordinator."""

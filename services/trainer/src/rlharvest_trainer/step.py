@@ -88,11 +88,14 @@ class Learner:
         for group in groups:
             self._pending.statistics.add_group(group)
         samples = [sample for group in groups for sample in group.samples if sample.in_loss]
-        for micro in plan(samples, self.config.micro_batch_tokens):
-            if stop():
-                self.discard()
-                raise Interrupted
-            self._pass(micro)
+        learned = [sample for sample in samples if self._learns(sample)]
+        watched = [sample for sample in samples if not self._learns(sample)]
+        for part in (learned, watched):
+            for micro in plan(part, self.config.micro_batch_tokens):
+                if stop():
+                    self.discard()
+                    raise Interrupted
+                self._pass(micro, learns=part is learned)
 
     def apply(self, learning_rate: float) -> StepResult:
         """Divide, clip, step; start a new one."""
@@ -125,10 +128,12 @@ class Learner:
         policy, entropy = self._forward(self.model, layout)
         return layout, policy, entropy
 
-    def _pass(self, samples: Sequence[Sample]) -> None:
+    def _learns(self, sample: Sample) -> bool:
+        """Equal rewards leave nothing to learn but the KL term: such samples are spared the backward pass."""
+        return self.config.objective.beta > 0 or sample.advantage != 0
+
+    def _pass(self, samples: Sequence[Sample], *, learns: bool) -> None:
         objective = self.config.objective
-        # Equal rewards leave nothing to learn but the KL term: spare the backward pass.
-        learns = objective.beta > 0 or any(sample.advantage != 0 for sample in samples)
         with torch.set_grad_enabled(learns):
             layout, policy, entropy = self.logprobs(samples)
             reference = None

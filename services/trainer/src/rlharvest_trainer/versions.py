@@ -47,8 +47,13 @@ class Version:
 class Publications(Protocol):
     """Where versions go."""
 
-    async def publish(self, directory: Path, *, job: str, key: str, step: int, parent: int | None) -> Version:
+    async def publish(
+        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str
+    ) -> Version:
         """Upload a directory and make it a version. Idempotent by (job, key).
+
+        Args:
+            tokenizer_digest: of what the job was tokenised with; workers refuse a version that says another.
 
         Raises:
             Unavailable: the weight service does not answer.
@@ -74,9 +79,13 @@ class WeightService:
         self._http_url = http_url
         self._publisher = Publisher(http_url, grpc_address, total_s=total_s)
 
-    async def publish(self, directory: Path, *, job: str, key: str, step: int, parent: int | None) -> Version:
+    async def publish(
+        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str
+    ) -> Version:
         """See Publications."""
-        published = await self._publisher.publish(directory, job=job, key=key, step=step, parent=parent)
+        published = await self._publisher.publish(
+            directory, job=job, key=key, step=step, parent=parent, tokenizer_digest=tokenizer_digest
+        )
         return Version(published.version, published.digest)
 
     async def newest(self, job: str) -> Version | None:

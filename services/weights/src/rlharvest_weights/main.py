@@ -98,16 +98,13 @@ async def _serve(settings: WeightSettings, blobs: BlobStore, versions: VersionSt
 
 
 async def _listen(site: web.TCPSite, server: rpc.Server, settings: WeightSettings) -> None:
-    fix = "Stop who uses it, or choose another"
     try:
         await site.start()
     except OSError as error:
         address = f"{settings.http_host}:{settings.http_port}"
-        raise InvalidField("RLHARVEST_HTTP_PORT", address, str(error), fix) from error
-    try:
-        await server.start(settings.grpc_address)
-    except RuntimeError as error:
-        raise InvalidField("RLHARVEST_GRPC_ADDRESS", settings.grpc_address, str(error), fix) from error
+        fix = "Stop who uses it, or choose another."
+        raise InvalidField("RLHARVEST_HTTP_PORT", address, error.strerror or str(error), fix) from error
+    await server.start(settings.grpc_address)
 
 
 async def _drain(server: rpc.Server) -> None:

@@ -192,6 +192,7 @@ class Book:
         response.orphaned += 1
         self.touched.add(response.handle)
         self.counters["orphaned"] += 1
+        self.counters["regenerated_tokens"] += orphan.unpublished
         return True
 
     def _leave(self, ordinal: int, counter: str) -> bool:

@@ -159,7 +159,8 @@ class Store:
     async def forget(self, job: str) -> None:
         """Delete everything of a job that has ended."""
         generation = _bytes(await self.redis.hget(_head(job), "generation") or b"0").decode()
-        await self.redis.delete(_head(job), _log(job), _state(job), _snap(job, generation))
+        torn = str(int(generation) + 1)  # of a coordinator that died while it wrote the next one
+        await self.redis.delete(_head(job), _log(job), _state(job), _snap(job, generation), _snap(job, torn))
 
     async def close(self) -> None:
         await self.redis.aclose()

@@ -28,6 +28,10 @@ SERVICE = "rlharvest.v1.Batches"
 Batch = Callable[[int], Sequence[batches_pb2.BatchGroup]]
 
 
+TOKENIZER_DIGEST = "0123abcd"
+"""What ScriptedCoordinator says that its job was tokenised with."""
+
+
 class ScriptedCoordinator(batches_pb2_grpc.BatchesServicer):
     """Gives one job to whoever claims it, until it is finished.
 
@@ -103,6 +107,7 @@ class ScriptedCoordinator(batches_pb2_grpc.BatchesServicer):
                 checkpoint_dir=str(self.checkpoint_dir),
                 renew_s=self.renew_s,
                 deadline_s=10.0,
+                tokenizer_digest=TOKENIZER_DIGEST,
             )
         )
 

@@ -5,6 +5,7 @@ same files and port.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,10 +19,19 @@ from rlharvest.errors import Unavailable
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of 127.0.0.1 that nobody listens on now.
+
+    It is drawn from below the range that systems give to outgoing connections, so that none of those takes it before the
+    server that it is for has started.
+    """
+    while True:
+        port = random.randint(12_000, 31_999)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 class Child:

@@ -128,6 +128,7 @@ class Claimed(_message.Message):
     CHECKPOINT_DIR_FIELD_NUMBER: _builtins.int
     RENEW_S_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     fence: _builtins.int
     """rises with every claim of the job; calls with a lower one are ABORTED"""
@@ -139,6 +140,8 @@ class Claimed(_message.Message):
     """renew this often"""
     deadline_s: _builtins.float
     """without a renewal for this long the claim is lost"""
+    tokenizer_digest: _builtins.str
+    """of what the job was tokenised with; versions carry it in their manifest"""
     def __init__(
         self,
         *,
@@ -148,10 +151,11 @@ class Claimed(_message.Message):
         checkpoint_dir: _builtins.str = ...,
         renew_s: _builtins.float = ...,
         deadline_s: _builtins.float = ...,
+        tokenizer_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_dir", b"checkpoint_dir", "deadline_s", b"deadline_s", "fence", b"fence", "job", b"job", "job_json", b"job_json", "renew_s", b"renew_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_dir", b"checkpoint_dir", "deadline_s", b"deadline_s", "fence", b"fence", "job", b"job", "job_json", b"job_json", "renew_s", b"renew_s", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

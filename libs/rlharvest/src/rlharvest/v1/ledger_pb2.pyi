@@ -242,20 +242,24 @@ class Orphan(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    UNPUBLISHED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     attempt: _builtins.int
     """the attempt that ends; ignored if another owns the response"""
     reason: Global___OrphanReason.ValueType
+    unpublished: _builtins.int
+    """tokens that its owner said it had beyond the ledger: they are generated again"""
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         attempt: _builtins.int = ...,
         reason: Global___OrphanReason.ValueType = ...,
+        unpublished: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "handle", b"handle", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "handle", b"handle", "reason", b"reason", "unpublished", b"unpublished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

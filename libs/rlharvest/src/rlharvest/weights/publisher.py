@@ -117,7 +117,7 @@ class Publisher:
             except _Refused as error:
                 if last:
                     raise DataError(f"the weight service refuses to publish {directory}: {error}") from error
-        log.info("weights.published", job=job, version=reply.version, step=step, uploaded_bytes=uploaded)
+        log.debug("weights.published", job=job, version=reply.version, step=step, uploaded_bytes=uploaded)
         return Published(
             version=reply.version,
             digest=reply.digest,

@@ -72,13 +72,16 @@ async def drop(sessions: Sessions, job: str, ordinals: Sequence[int], reason: st
         )
 
 
-async def train(sessions: Sessions, job: str, *, below: int, epoch: int) -> None:
-    """Note that a durable checkpoint covers the batches below a step."""
+async def train(sessions: Sessions, job: str, *, below: int, epoch: int) -> list[Group]:
+    """Note that a durable checkpoint covers the batches below a step; return the groups for which that is news."""
     async with sessions.begin() as session:
         await fence.require(session, epoch)
-        await session.execute(
-            update(Group).where(Group.job == job, Group.state == COMMITTED, Group.step < below).values(state=TRAINED)
+        fresh = list(
+            await session.scalars(select(Group).where(Group.job == job, Group.state == COMMITTED, Group.step < below))
         )
+        for group in fresh:
+            group.state = TRAINED
+    return fresh
 
 
 async def all_of(sessions: Sessions, job: str) -> list[Group]:
