@@ -15,7 +15,7 @@ from benchmarks.wiretap import Tape, Wiretap
 ROWS = 32
 """Of the dataset that System.spec writes."""
 
-_ENDED = ("failed", "cancelled")
+_ENDED = ("failed", "cancelled", "succeeded")
 
 
 class Auditor:
@@ -33,7 +33,7 @@ class Auditor:
         """Wait until `done` is true of a job's tape.
 
         Raises:
-            Unavailable: it was not in time, or the job has failed; says what was waited for, and the job's error.
+            Unavailable: it was not in time, or the job has ended before; says what was waited for, and how the job is.
         """
         end = time.monotonic() + timeout_s
         while not self.tap.wait(job, done, timeout_s=min(5.0, max(0.0, end - time.monotonic()))):

@@ -1,9 +1,9 @@
 """How long nobody gives work after a coordinator's death: `python -m benchmarks.recovery`.
 
 Real processes, real NATS and Valkey, the stub engine. More responses wait than the workers have slots, and responses are
-short: whoever leads next has something to assign at once, to slots that became free meanwhile. The leading coordinator is
-killed with SIGKILL again and again, in one job with a restart at once (cold) and in one with a second coordinator that
-waits for the lease (hot). Both jobs run to their end, and every response is compared with the uninterrupted run.
+short: whoever leads next has something to assign at once, to slots that became free meanwhile. In job after job the
+leading coordinator is killed with SIGKILL, at first with a restart at once (cold), then with a second coordinator that
+waits for the lease (hot). Each job runs to its end, and every response is compared with the uninterrupted run.
 
 How each figure is found:
 
@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlharvest.testing.system import Service, System
+from rlharvest.client import Client
+from rlharvest.testing.system import System
 
 from benchmarks.audit import Auditor
 from benchmarks.journal import wait_line
@@ -49,6 +50,8 @@ WAITING = 64
 class Takeover:
     """One coordinator after another, in seconds from the signal on."""
 
+    serving_s: float
+    """A process that was started anew had imported everything and listened; 0: it had before."""
     acquired_s: float
     """The lease was taken."""
     leading_s: float
@@ -64,6 +67,7 @@ class Bench:
         self.system = system
         self.tap = tap
         self.audit = Auditor(system, tap)
+        self.leader, self.follower = system.coordinator, system.standby
         self.thrown_away = 0
         """Tokens that were generated and not used."""
         self.reassigned = 0
@@ -72,64 +76,59 @@ class Bench:
         """Seconds of importing the coordinator's modules."""
 
     def spec(self) -> dict[str, Any]:
-        """Return a job of many short responses."""
+        """Return a job of one step of many short responses."""
         return self.system.spec(
             rollout={"stub": {"step_s": 0.01, "mean_length": 100}},
             sampling={"max_completion_length": 200},
             algorithm={"prompts_per_step": 32},
-            limits={"max_steps": 4},
+            limits={"max_steps": 1},
         )
 
     def run(self, *, standby: bool) -> list[Takeover]:
-        """Kill the leader MEASUREMENTS times in one job; return every takeover."""
-        spec = self.spec()
-        job = self.system.submit(spec)
-        leader, other = self.system.coordinator, self.system.standby
+        """Kill the leader in one job after another; return every takeover."""
         found = []
         for index in range(MEASUREMENTS):
-            if not standby:
+            if standby:
+                started = time.time()
+                self.follower.start()
+                wait_line(self.follower, "leader.waiting", after=started, timeout_s=60)
+            else:
                 # Beside each restart, so that both see the machine in the same state.
                 self.imports += import_seconds("rlharvest_coordinator.main", 1)
-            else:
-                started = time.time()
-                other.start()
-                wait_line(other, "leader.waiting", after=started, timeout_s=30)
+            spec = self.spec()
+            job = self.system.submit(spec)
             self.audit.wait(job, _work_waits, timeout_s=120, what="more responses than slots")
             time.sleep(self.random.uniform(0.2, 0.8))
             before = self.tap.read(job, lambda tape: tape.epoch)
             wall, at = time.time(), time.monotonic()
-            leader.kill()
+            self.leader.kill()
             if standby:
-                leader, other = other, leader
+                self.leader, self.follower = self.follower, self.leader
+                self.system.client.close()
+                self.system.client = Client(f"http://127.0.0.1:{self.leader.environment['RLHARVEST_API_PORT']}")
             else:
-                leader.start()
-            found.append(self.takeover(job, leader, before, wall, at))
+                self.leader.start()
+            found.append(self.takeover(job, before, wall, at, started=not standby))
             print(f"{'hot' if standby else 'cold'} {index + 1} of {MEASUREMENTS}: {found[-1]}", flush=True)
-        if leader is not self.system.coordinator:
-            # The API that the audit asks is the first coordinator's.
-            started = time.time()
-            other.start()
-            wait_line(other, "leader.waiting", after=started, timeout_s=30)
-            leader.stop()
-            wait_line(other, "coordinator.leading", after=started, timeout_s=30)
-        counters = self.audit.end(job, spec)
-        self.thrown_away += counters.get("fenced_tokens", 0) + self.tap.read(job, Tape.twice)
-        self.reassigned += counters.get("reassigned", 0)
+            counters = self.audit.end(job, spec)
+            self.thrown_away += counters.get("fenced_tokens", 0) + self.tap.read(job, Tape.twice)
+            self.reassigned += counters.get("reassigned", 0)
         return found
 
-    def takeover(self, job: str, leader: Service, before: int, wall: float, at: float) -> Takeover:
+    def takeover(self, job: str, before: int, wall: float, at: float, *, started: bool) -> Takeover:
         """Wait for the next leader's first assignments."""
         self.audit.wait(
             job,
             lambda tape: tape.first_handout(above=before) is not None,
-            timeout_s=30,
+            timeout_s=60,
             what="a new coordinator's first assignments",
         )
         handout = self.tap.read(job, lambda tape: tape.first_handout(above=before))
         assert handout is not None
-        acquired, _ = wait_line(leader, "leader.acquired", after=wall, timeout_s=5)
-        leading, _ = wait_line(leader, "coordinator.leading", after=wall, timeout_s=5)
-        return Takeover(acquired - wall, leading - wall, handout.at - at)
+        serving = wait_line(self.leader, "coordinator.serving", after=wall, timeout_s=5)[0] if started else wall
+        acquired, _ = wait_line(self.leader, "leader.acquired", after=wall, timeout_s=5)
+        leading, _ = wait_line(self.leader, "coordinator.leading", after=wall, timeout_s=5)
+        return Takeover(serving - wall, acquired - wall, leading - wall, handout.at - at)
 
 
 def _work_waits(tape: Tape) -> bool:
@@ -145,7 +144,9 @@ def measure(report: Report, directory: Path) -> None:
         bench = Bench(system, tap)
         for name, standby in (("cold", False), ("hot", True)):
             found = bench.run(standby=standby)
-            report.median("coordinator_import", "s", bench.imports)
+            if not standby:
+                report.median("coordinator_import", "s", bench.imports)
+                report.median("cold_serving", "s", [one.serving_s for one in found])
             report.median(f"{name}_lease_taken", "s", [one.acquired_s for one in found])
             report.median(f"{name}_books_open", "s", [one.leading_s for one in found])
             report.median(f"{name}_to_first_assignment", "s", [one.assigned_s for one in found])

@@ -80,7 +80,9 @@ def main() -> int:
     reward = [value for value in curves["series"]["reward"] if value is not None]
     counters = found["counters"]
 
-    table = Table(title="What it was good for", show_header=False, min_width=72)
+    table = Table(title="What it was good for", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     table.add_row("mean reward, first and last step", f"{reward[0]:.3f} → {reward[-1]:.3f}")
     table.add_row(
         "held-out accuracy, greedy",
@@ -93,7 +95,8 @@ def main() -> int:
     table.add_row("workers killed with SIGKILL", "1, another one took its place")
     table.add_row("responses that went on elsewhere", str(counters.get("reassigned", 0)))
     table.add_row("tokens salvaged from the dead worker", str(counters.get("salvaged_tokens", 0)))
-    table.add_row("tokens that arrived too late (fenced)", str(counters.get("fenced_tokens", 0)))
+    table.add_row("tokens regenerated (made, not yet sent)", str(counters.get("regenerated_tokens", 0)))
+    table.add_row("tokens that came too late (fenced)", str(counters.get("fenced_tokens", 0)))
     table.add_row(
         "responses submitted = trained + dropped",
         f"{counters['submitted']} = {counters['trained']} + {counters['dropped']}",

@@ -45,6 +45,9 @@ def answers(directory: Path, questions: Sequence[str], *, most: int = 8) -> list
     """Return the greedy answer of a model to each question."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

@@ -59,9 +59,9 @@ def test_every_metric_lies_in_a_metrics_module() -> None:
 def test_every_curve_of_a_job_is_listed() -> None:
     (metrics,) = functions(TRAINER / "statistics.py", "metrics")
     (apply,) = functions(TRAINER / "step.py", "apply")
-    (publish,) = functions(TRAINER / "run.py", "_publish")
+    (told,) = functions(TRAINER / "report.py", "step_metrics")
     named = {*keys(metrics), *keys(metrics, "values"), *keys(apply, "metrics")}
-    named |= {f"perf/{key}" if re.fullmatch(r"[a-z_]+_s", key) else key for key in keys(publish)}
+    named |= {f"perf/{key}" if re.fullmatch(r"[a-z_]+_s", key) else key for key in keys(told)}
     assert named == section("Curves of a job")
 
 

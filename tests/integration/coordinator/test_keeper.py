@@ -223,12 +223,11 @@ async def test_a_store_that_lost_its_tail_is_brought_up_to_date_in_a_new_epoch(n
         await until(lambda: length(keeper) == 5, "the first tokens")
         # The server is as it was before them.
         await store.redis.ltrim(f"rlharvest:{{{JOB}}}:log", 0, records - 1)
-        await store.redis.hset(f"rlharvest:{{{JOB}}}:head", "applied", str(kept.applied))  # type: ignore[misc]  # sync or async
+        await store.redis.hset(f"rlharvest:{{{JOB}}}:head", "applied", str(kept.applied))
         await store.set_cursor(cursor)
         await send(nats, tokens(0, 5, 5))
-        await until(lambda: keeper.recoveries == 2 and length(keeper) == 10, "the recovery")
-        assert keeper.epoch == 2
-        assert recovered == [2]
+        await until(lambda: recovered == [2] and length(keeper) == 10, "the recovery")
+        assert keeper.epoch == keeper.recoveries == 2
         assert keeper.books[JOB].counters["generated_tokens"] == 10
         assert keeper.books[JOB].responses[0].ids.tolist() == list(range(10))
         await until(lambda: keeper.books[JOB].epoch == 2, "the begin of the new epoch")
@@ -272,7 +271,7 @@ async def test_an_empty_stream_is_begun_anew_and_workers_are_asked_for_what_nobo
         shutil.rmtree(nats_server.directory / "jetstream")
         await asyncio.to_thread(nats_server.start)
         await until(lambda: keeper.recoveries == 2, "the recovery")
-        await until(lambda: asked == [2], f"the workers to be asked {asked}", timeout_s=5)
+        await until(lambda: asked == [1, 2], "the workers to be asked, at the start and now")
         await send(nats, tokens(0, 3, 5))
         await until(lambda: length(keeper) == 8, "the tokens of the new stream")
         assert keeper.books[JOB].responses[0].ids.tolist() == list(range(8))

@@ -70,9 +70,7 @@ def assign(handle: int, serial: int, epoch: int = 1) -> ledger_pb2.Change:
 
 
 def orphan(handle: int, serial: int) -> ledger_pb2.Change:
-    value = ledger_pb2.Orphan(
-        handle=handle, attempt=attempt_of(1, serial), reason=ledger_pb2.ORPHAN_REASON_DEAD
-    )
+    value = ledger_pb2.Orphan(handle=handle, attempt=attempt_of(1, serial), reason=ledger_pb2.ORPHAN_REASON_DEAD)
     return ledger_pb2.Change(orphan=value)
 
 
@@ -162,9 +160,7 @@ RECORDS = st.one_of(
         st.integers(0, 3),
     ),
     st.builds(score, st.integers(0, 7)),
-    st.builds(
-        lambda g: transition(ledger_pb2.Change(retire=ledger_pb2.Retire(group=g))), st.integers(0, 3)
-    ),
+    st.builds(lambda g: transition(ledger_pb2.Change(retire=ledger_pb2.Retire(group=g))), st.integers(0, 3)),
     st.just(("spans", b"garbage")),
 )
 
@@ -215,13 +211,13 @@ async def test_a_snapshot_that_was_cut_short_is_not_used(store: Store) -> None:
     """A coordinator that dies while it writes the next snapshot leaves the old one and the log in force."""
     book, position = await opened(store, "torn")
     position = await write(store, book, position, START)
-    await store.redis.hset("rlharvest:{torn}:snap:1", "0", b"half of a response")  # type: ignore[misc]  # sync or async
+    await store.redis.hset("rlharvest:{torn}:snap:1", "0", b"half of a response")
     again, _ = await store.begin("torn", 1)
     assert contents(again) == contents(book)
     await store.compact(again, 1, position)
     last, _ = await store.begin("torn", 1)
     assert contents(last) == contents(book)
-    await store.redis.hset("rlharvest:{torn}:snap:2", "0", b"half of a response")  # type: ignore[misc]  # sync or async
+    await store.redis.hset("rlharvest:{torn}:snap:2", "0", b"half of a response")
     await store.forget("torn")
     assert await store.redis.keys("rlharvest:{torn}:*") == []
 
@@ -250,8 +246,8 @@ async def test_a_store_that_lost_its_tail_is_found_at_the_next_write(store: Stor
     """Diverged; nothing is patched over."""
     book, position = await opened(store, "tail")
     position = await write(store, book, position, START)
-    await store.redis.hset("rlharvest:{tail}:head", "applied", 2)  # type: ignore[misc]  # sync or async
-    await store.redis.rpop("rlharvest:{tail}:log")  # type: ignore[misc]  # sync or async
+    await store.redis.hset("rlharvest:{tail}:head", "applied", 2)
+    await store.redis.rpop("rlharvest:{tail}:log")
     with pytest.raises(Diverged, match="is at s 2"):
         await write(store, book, position, [spans(0, 1, 4, 1)])
     with pytest.raises(Diverged):

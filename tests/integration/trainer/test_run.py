@@ -234,3 +234,24 @@ async def test_a_full_disk_fails_the_job_by_name_and_keeps_the_checkpoint_before
     assert outcome == batches_pb2.OUTCOME_FAILED
     assert "no space left" in error
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step_2"]
+
+
+async def test_a_publication_that_fails_while_the_next_batch_is_awaited_fails_the_job(
+    scripted: Scripted, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlharvest.errors import DataError
+
+    coordinator = scripted(staleness=1, every=100)
+    coordinator.visible = {1: 0}
+    async with training(coordinator) as trainer:
+        publish = trainer.publications.publish
+
+        async def refused(directory: Path, *, step: int, **given: Any) -> Any:
+            if step == 1:
+                await coordinator.until(lambda it: (1, 1, 0) in it.asked)
+                raise DataError("the weight service refuses it")
+            return await publish(directory, step=step, **given)
+
+        monkeypatch.setattr(trainer.publications, "publish", refused)
+        await coordinator.until(finished)
+    assert coordinator.outcomes == [(batches_pb2.OUTCOME_FAILED, "the weight service refuses it")]

@@ -86,7 +86,10 @@ def test_a_job_of_verl_is_a_job() -> None:
     assert spec.limits.max_steps == 5
 
 
-@given(st.recursive(st.integers() | st.text(max_size=5), lambda inner: st.dictionaries(st.text(max_size=6), inner), max_leaves=8))
+LEAVES = st.integers() | st.text(max_size=5)
+
+
+@given(st.recursive(LEAVES, lambda inner: st.dictionaries(st.text(max_size=6), inner), max_leaves=8))
 def test_other_values_pass_unchanged(value: Any) -> None:
     """What is no alias and has no dot is left for the model to judge."""
     if not isinstance(value, dict) or any("." in str(key) or key in ALIASES for key in value):

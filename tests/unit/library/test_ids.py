@@ -37,7 +37,9 @@ def test_a_response_id_names_its_job_and_handle(handle: int) -> None:
     assert parse_response_id(response_id(job, handle)) == (job, handle)
 
 
-@pytest.mark.parametrize("text", ["", "resp", "resp_", "resp_1", "resp__1", "resp_a_", "resp_a_-1", "job_a_1", "resp_a_1x"])
+@pytest.mark.parametrize(
+    "text", ["", "resp", "resp_", "resp_1", "resp__1", "resp_a_", "resp_a_-1", "job_a_1", "resp_a_1x"]
+)
 def test_what_is_no_response_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a response id"):
         parse_response_id(text)

@@ -37,6 +37,16 @@ class Fleet(fleet_pb2_grpc.FleetServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such worker")
         return fleet_pb2.RegisterReply(incarnation=self.incarnation)
 
+    async def Leave(
+        self, request: fleet_pb2.LeaveRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.LeaveReply:
+        return fleet_pb2.LeaveReply()
+
+    async def GetPrefix(
+        self, request: fleet_pb2.GetPrefixRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.GetPrefixReply:
+        return fleet_pb2.GetPrefixReply()
+
 
 @asynccontextmanager
 async def serving(fleet: Fleet, address: str = "127.0.0.1:0") -> AsyncIterator[Server]:
@@ -67,7 +77,7 @@ async def register(client: Client, worker: str = "wkr_1", *, total_s: float = 10
     reply = await client.call(
         fleet_pb2_grpc.FleetStub, lambda stub: stub.Register, request, timeout_s=2.0, total_s=total_s
     )
-    return reply.incarnation
+    return int(reply.incarnation)
 
 
 async def test_a_call_goes_past_who_does_not_lead(connect: Callable[..., Client]) -> None:

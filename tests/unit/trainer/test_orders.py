@@ -49,3 +49,28 @@ async def test_nothing_starts_after_an_order_and_results_and_faults_come_through
     orders.give(Order.RELEASE)
     with pytest.raises(Stopped):
         await orders.obeying(asyncio.sleep(60))
+
+
+async def test_a_fault_of_what_goes_on_by_itself_ends_the_wait_unless_an_order_did() -> None:
+    orders = Orders()
+    waiting = asyncio.create_task(orders.obeying(asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    orders.fail(ValueError("first"))
+    orders.fail(ValueError("second"))
+    with pytest.raises(ValueError, match="first"):
+        await waiting
+    assert orders.given()
+    orders.give(Order.PAUSE)
+    with pytest.raises(Stopped):
+        await orders.obeying(asyncio.sleep(60))
+
+
+async def test_work_that_an_order_interrupts_is_stopped_and_not_at_fault() -> None:
+    orders = Orders()
+
+    async def interrupted() -> None:
+        orders.give(Order.RELEASE)
+        raise ValueError("interrupted")
+
+    with pytest.raises(Stopped):
+        await orders.obeying(interrupted())

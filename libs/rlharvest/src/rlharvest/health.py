@@ -57,9 +57,8 @@ class HealthServer:
             self._server = await asyncio.start_server(self._serve, host, port)
         except OSError as error:
             problem = error.strerror or str(error)
-            raise InvalidField(
-                "RLHARVEST_HEALTH_PORT", f"{host}:{port}", problem, "Stop who uses it, or choose another; 0 takes a free one."
-            ) from error
+            fix = "Stop who uses it, or choose another; 0 takes a free one."
+            raise InvalidField("RLHARVEST_HEALTH_PORT", f"{host}:{port}", problem, fix) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:

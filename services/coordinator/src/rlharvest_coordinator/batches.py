@@ -182,12 +182,15 @@ class Batches(batches_pb2_grpc.BatchesServicer):
 
     async def Finish(self, request: batches_pb2.FinishRequest, context: Context) -> batches_pb2.FinishReply:
         run = await self._fenced(request.job, request.fence, context)
+        await run.refresh()
         if run.scope.status not in TERMINAL:
             move = _MOVES.get(request.outcome)
             if move is None:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"outcome = {request.outcome}: not an outcome")
             assert move is not None
-            if move is Move.CANCELLED and run.scope.status is not Status.CANCELLING:
+            # A user may have changed their mind since the trainer was told: then the job goes on, with any trainer.
+            told = {Move.CANCELLED: Status.CANCELLING, Move.PAUSED: Status.PAUSING}
+            if told.get(move, run.scope.status) is not run.scope.status:
                 move = Move.RELEASE
             try:
                 if move is Move.FAIL:

@@ -348,7 +348,8 @@ class Core:
     def _lost(self, seat: Seat, reason: str) -> None:
         for run in self.runs.values():
             run.scope.woken.set()
-            if seat.job == run.id:
+            if seat.job == run.id and not run.closed:
+                run.scope.later(run.harvest.lost_worker())
                 dead = seat.member.state is WorkerState.DEAD
                 run.scope.event(
                     "warn" if dead else "info",

@@ -62,6 +62,9 @@ class Courier:
             if effects.flush is None:
                 continue
             incarnation = effects.flush.incarnation
+            seat = self.scope.roster.seats.get(entry.who)
+            if seat is not None and seat.incarnation == incarnation:
+                seat.numerics_key = effects.flush.numerics_key or seat.numerics_key
             ack = acks.setdefault((entry.who, incarnation), spans_pb2.LedgerAck(incarnation=incarnation))
             for outcome in effects.outcomes:
                 ack.handle.append(outcome.handle)

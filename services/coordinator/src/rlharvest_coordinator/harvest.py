@@ -47,6 +47,8 @@ class Harvest:
         self.batched = asyncio.Event()
         """Set, and replaced, whenever a group was committed to a batch."""
         self.reward_errors = 0
+        self.preemptions = 0
+        """Workers of this job that died or left."""
         self.failure = ""
         """Why the job cannot go on."""
         self._accepted: dict[int, Group] = {}
@@ -68,6 +70,7 @@ class Harvest:
             if group.state == groups.TRAINED:
                 self._trained_tokens += group.tokens
         self.reward_errors = int(self.scope.row.counters.get("reward_errors", 0))
+        self.preemptions = int(self.scope.row.counters.get("preemptions", 0))
 
     def rank(self, ordinal: int) -> int:
         """Return the place of a group among those that count (not dropped), in order of admission."""
@@ -347,6 +350,13 @@ class Harvest:
             self.left[ordinal] = groups.DROPPED
         self._accepted.clear()
         self.announce()
+
+    async def lost_worker(self) -> None:
+        """A worker of this job died or left."""
+        self.preemptions += 1
+        await jobs.record_counters(
+            self.scope.sessions, self.scope.id, {"preemptions": self.preemptions}, epoch=self.scope.keeper.epoch
+        )
 
     def announce(self) -> None:
         """Wake who waits for groups of a batch."""

@@ -137,7 +137,7 @@ class Keeper:
             for job, mine in by_job.items():
                 book = self.books.get(job)
                 if book is None:
-                    self.ignored[mine[0].kind] += len(mine)
+                    self.ignored.update(entry.kind for entry in mine)
                     continue
                 position = self._positions[job]
                 fresh = [entry for entry in mine if entry.sequence > position.applied]

@@ -32,6 +32,9 @@ from rlharvest_coordinator.settings import CoordinatorSettings
 
 log = structlog.get_logger(__name__)
 
+WEB_GRACE_S = 3.0
+"""How long requests in progress may take at shutdown."""
+
 
 class WebServer(uvicorn.Server):
     """uvicorn without its own signal handlers: the process stops in the order that it chooses."""
@@ -80,20 +83,21 @@ async def serve(settings: CoordinatorSettings) -> None:
             app,
             log_config=None,
             access_log=False,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=int(WEB_GRACE_S) - 1,
         )
     )
 
     async def stop() -> None:
         await core.close()
         web.should_exit = True
+        await asyncio.wait([serving], timeout=WEB_GRACE_S)
         await server.close()
         await store.close()
         await nats.close()
         await engine.dispose()
 
+    serving = supervisor.spawn("web", web.serve(sockets=[listener]))
     supervisor.on_stop(stop)
-    supervisor.spawn("web", web.serve(sockets=[listener]))
     supervisor.spawn("lead", core.lead(), may_end=True)
     log.info("coordinator.serving", api=f"http://{settings.api_host}:{settings.api_port}", grpc=settings.grpc_address)
     await supervisor.run()

@@ -283,7 +283,7 @@ class Roster(fleet_pb2_grpc.FleetServicer):
             version=seat.version,
             slots=seat.slots,
             held=len(seat.held),
-            tokens_per_s=beat.tokens_per_s if beat is not None else 0.0,
+            tokens_per_s=round(beat.tokens_per_s, 2) if beat is not None else 0.0,
             generated_tokens=beat.generated_tokens if beat is not None else 0,
             heartbeat_age_s=max(0.0, self.clock.monotonic() - seat.member.heard),
             note=beat.note if beat is not None else "",

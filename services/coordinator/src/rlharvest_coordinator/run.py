@@ -164,6 +164,7 @@ class Run:
                 **self.scope.book.counters,
                 **self.harvest.totals(),
                 "reward_errors": self.harvest.reward_errors,
+                "preemptions": self.harvest.preemptions,
             },
             waiting_for=[response_id(self.id, response.handle) for response in held_up[:20]],
         )

@@ -13,7 +13,7 @@ Sessions = async_sessionmaker[AsyncSession]
 
 
 def connect(url: str) -> AsyncEngine:
-    """Return an engine; SQLite gets WAL, a busy timeout and foreign keys on each connection."""
+    """Return an engine; SQLite gets WAL, a sync at each commit (epochs must never come back), and foreign keys."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
         return create_async_engine(url, pool_pre_ping=True, pool_size=10)
@@ -24,7 +24,7 @@ def connect(url: str) -> AsyncEngine:
     @event.listens_for(engine.sync_engine, "connect")
     def pragmas(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000", "foreign_keys=ON"):
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 

@@ -55,12 +55,8 @@ async def serve(settings: RewardSettings) -> None:
         roots=[str(root) for root in settings.roots],
         processes=settings.processes,
     )
-    consuming = supervisor.spawn("consume", service.consume())
-
-    async def stop_taking() -> None:
-        consuming.cancel()
-
-    supervisor.on_stop(stop_taking)
+    service.start()
+    supervisor.on_stop(service.stop_taking)
     supervisor.spawn("reap", scorer.reap())
     await supervisor.run()
 

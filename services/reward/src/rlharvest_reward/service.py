@@ -20,7 +20,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import FetchTimeoutError
 from rlharvest import bus
-from rlharvest.supervise import Supervisor
+from rlharvest.supervise import Supervisor, cancel
 from rlharvest.v1 import scores_pb2
 
 from rlharvest_reward import metrics
@@ -40,7 +40,7 @@ SILENCE_S = 10.0
 
 
 class RewardService:
-    """One replica. Start `consume` under a supervisor."""
+    """One replica. Its tasks run under a supervisor."""
 
     def __init__(self, nc: Client, scorer: Scorer, settings: RewardSettings, supervisor: Supervisor) -> None:
         self._nc = nc
@@ -48,6 +48,7 @@ class RewardService:
         self._scorer = scorer
         self._settings = settings
         self._supervisor = supervisor
+        self._places: list[asyncio.Task[None]] = []
         self._in_work: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
 
@@ -58,14 +59,17 @@ class RewardService:
         silent = time.monotonic() - self._heard
         return None if silent < SILENCE_S else f"the queue has not answered for {silent:.0f} s"
 
-    async def consume(self) -> None:
+    def start(self) -> None:
         """Take requests for ever, whatever happens to NATS: as many at a time as processes run, and one that waits for each.
 
         Each place asks for one request at a time: the client's call for several waits until it has them all.
         """
-        async with asyncio.TaskGroup() as group:
-            for place in range(2 * self._settings.processes):
-                group.create_task(self._take(place))
+        for place in range(2 * self._settings.processes):
+            self._places.append(self._supervisor.spawn(f"take {place}", self._take(place)))
+
+    async def stop_taking(self) -> None:
+        """Ask for no more; what is in work goes on until `drain`."""
+        await cancel(self._places)
 
     async def _take(self, place: int) -> None:
         while True:

@@ -24,7 +24,7 @@ from rlharvest.errors import DataError, Unavailable
 from rlharvest.supervise import Supervisor, cancel
 from rlharvest.v1 import fleet_pb2, spans_pb2
 
-from rlharvest_rollout import metrics
+from rlharvest_rollout import heartbeat, metrics
 from rlharvest_rollout.events import Events
 from rlharvest_rollout.fleet import Fleet
 from rlharvest_rollout.lease import Fence, Target, target_of
@@ -76,7 +76,7 @@ class Worker:
         self._lease_changed = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._rejoin = asyncio.Event()
-        self._rate = _Rate()
+        self._rate = heartbeat.Rate()
         self._generated_before = 0
         """Tokens of this incarnation in the jobs before this one."""
         self._leave_reason = "shut down"
@@ -84,6 +84,7 @@ class Worker:
         """It joins no more."""
         self._left = False
         """It beats no more."""
+        self._registering = False
         self._membership: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -101,18 +102,15 @@ class Worker:
         await self._nc.subscribe(bus.subject("resend", "*"), cb=self._on_resend)
         # Whoever knows of this worker may give it orders at once.
         await self._nc.flush()
-        self._rejoin.set()
         self._membership = self._supervisor.spawn("membership", self._keep_joined())
         self._supervisor.spawn("leases", self._serve())
         self._supervisor.spawn("heartbeats", self._beat())
-        # A worker that is leased at once finds its engine imported, or nearly so.
-        for engine in self._settings.offered_engines:
-            self._supervisor.spawn(f"import {engine}", asyncio.to_thread(self._import_engine, engine), may_end=True)
+        self._supervisor.spawn("engines", self._import_engines(), may_end=True)
 
     async def leave(self) -> None:
         """Stop generating, publish the tail as final, hand back, leave."""
         self._leaving = True
-        if self.state == fleet_pb2.WORKER_STATE_JOINING and self._membership is not None:
+        if self._registering and self._membership is not None:
             # The coordinator may have registered this worker already, and would miss its heartbeats.
             await asyncio.wait([self._membership], timeout=_LEAVE_S)
             await cancel([self._membership])
@@ -137,7 +135,7 @@ class Worker:
         if not self._nc.is_connected:
             return "NATS is not connected"
         if self.state == fleet_pb2.WORKER_STATE_JOINING:
-            return "no coordinator has registered this worker yet"
+            return "no coordinator has registered it yet" if self._registering else "its engines are being imported"
         if self.state == fleet_pb2.WORKER_STATE_DRAINING:
             return "draining"
         if self._target is not None and (self._session is None or self._session.engine.version is None):
@@ -236,12 +234,20 @@ class Worker:
 
     # --- what turns ---
 
+    async def _import_engines(self) -> None:
+        """Import what is offered, then join: a worker that joined is warm. Importing torch blocks every thread for so
+        long at times that on a busy machine heartbeats would be missed meanwhile."""
+        for engine in self._settings.offered_engines:
+            await asyncio.to_thread(self._import_engine, engine)
+        self._rejoin.set()
+
     async def _keep_joined(self) -> None:
         while True:
             await self._rejoin.wait()
             if self._leaving:
                 return
             self._rejoin.clear()
+            self._registering = True
             self.state = fleet_pb2.WORKER_STATE_JOINING
             engine = self._session.engine if self._session is not None else None
             reply = await self._fleet.register(
@@ -256,6 +262,7 @@ class Worker:
             self.state = fleet_pb2.WORKER_STATE_READY
             metrics.JOINS.inc()
             log.info("worker.joined", worker=self.name, incarnation=reply.incarnation, epoch=reply.epoch)
+            self._registering = False
             self._beat_now.set()
             if self._leaving:
                 return
@@ -282,7 +289,7 @@ class Worker:
     async def _open(self, target: Target) -> None:
         if target.same_service(self._unservable):
             return  # said once; a lease with other settings is tried again
-        # Importing an engine takes seconds; heartbeats go on meanwhile.
+        # Setting a device up may take seconds; heartbeats go on meanwhile.
         engine = await asyncio.to_thread(self._make_engine, target.engine)
         try:
             session = Session(
@@ -339,20 +346,8 @@ class Worker:
         session = self._session
         beat.generated_tokens = self._generated_before + (session.generated if session is not None else 0)
         beat.tokens_per_s = self._rate.update(asyncio.get_running_loop().time(), beat.generated_tokens)
-        if session is None:
-            return beat
-        held = session.buffer.held()
-        stats = session.engine.stats()
-        beat.job = session.target.job
-        if session.engine.version is not None:
-            beat.version = session.engine.version
-        beat.held.extend(one.handle for one in held)
-        beat.held_attempt.extend(one.attempt for one in held)
-        beat.held_length.extend(one.length for one in held)
-        beat.flushed = session.publisher.flushed
-        beat.prefill_tokens = stats.prefill_tokens
-        beat.prefill_saved_tokens = stats.prefill_saved_tokens
-        metrics.HELD.set(len(held))
+        if session is not None:
+            heartbeat.describe(session, beat)
         return beat
 
     def _shown_state(self) -> fleet_pb2.WorkerState.ValueType:
@@ -368,25 +363,6 @@ class Worker:
     async def _report(self, level: str, kind: str, message: str, data: dict[str, Any]) -> None:
         job = self._target.job if self._target is not None else bus.NO_JOB
         await self._events.tell(job, level, kind, message, data)
-
-
-class _Rate:
-    """Tokens a second, smoothed over a few heartbeats."""
-
-    def __init__(self) -> None:
-        self._at = 0.0
-        self._count = 0
-        self._smooth = 0.0
-
-    def update(self, now: float, count: int) -> float:
-        elapsed = now - self._at
-        if count < self._count or not self._at:
-            self._at, self._count, self._smooth = now, count, 0.0
-        elif elapsed >= 0.2:
-            weight = min(1.0, elapsed / 3.0)
-            self._smooth += weight * ((count - self._count) / elapsed - self._smooth)
-            self._at, self._count = now, count
-        return self._smooth
 
 
 def _parse(kind: type[_Order], msg: Msg) -> _Order | None:

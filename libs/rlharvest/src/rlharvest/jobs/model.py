@@ -232,7 +232,7 @@ class Rollout(Block):
     """How workers generate."""
 
     engine: Literal["auto", "torch", "stub"] = "auto"
-    """`auto`: the best that the workers offer. `stub` is for tests."""
+    """`auto`: torch. `stub` makes tokens up, for tests."""
 
     max_inflight_per_worker: int = Field(64, ge=1, le=65536)
     """Most responses on one worker, whatever it offers."""
