@@ -87,8 +87,8 @@ def spans(handle: int, serial: int, offset: int, n: int, finish: Finish = Finish
     return "spans", pack(Flush(worker="wkr_1", incarnation=1, number=1, spans=(span,)))
 
 
-def score(handle: int) -> Record:
-    return "scored", scores_pb2.ScoreResult(handle=handle, reward=0.25).SerializeToString()
+def score(handle: int, job: str = "made-up") -> Record:
+    return "scored", scores_pb2.ScoreResult(job=job, handle=handle, reward=0.25).SerializeToString()
 
 
 START = [transition(admit(0), assign(0, 1), assign(1, 1)), spans(0, 1, 0, 4), spans(1, 1, 0, 2)]
@@ -123,7 +123,7 @@ async def test_what_was_committed_is_read_back(store: Store) -> None:
     """A second coordinator finds the book, the position and what the job has counted."""
     book, position = await opened(store, "back")
     position = await write(store, book, position, START)
-    position = await write(store, book, position, [spans(0, 1, 4, 3, Finish.EOS), score(0)])
+    position = await write(store, book, position, [spans(0, 1, 4, 3, Finish.EOS), score(0, "back")])
     again, found = await store.begin("back", 2)
     assert found == position == Position("s", 5)
     assert contents(again) == contents(book)

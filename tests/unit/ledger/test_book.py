@@ -141,6 +141,16 @@ def test_late_scores_are_ignored() -> None:
     assert book.counters["late_scores"] == 2
 
 
+def test_a_score_that_names_another_job_or_none_is_corrupt() -> None:
+    """An empty message decodes as reward 0 for response 0: it is not trained as that."""
+    book = started()
+    book.flush(flush(span(0, attempt_of(1, 1), 0, 2, finish=Finish.EOS)))
+    for data in (b"", scores_pb2.ScoreResult(job="other", handle=0, reward=1.0).SerializeToString()):
+        assert apply(book, "scored", data).corrupt
+    assert book.responses[0].state is State.FINISHED
+    assert book.counters["corrupt_messages"] == 2
+
+
 HANDLES = st.integers(0, 5)
 SERIALS = st.integers(1, 4)
 RECORDS = st.one_of(
@@ -170,7 +180,9 @@ RECORDS = st.one_of(
         st.integers(0, 5),
         st.sampled_from([Finish.NONE, Finish.EOS]),
     ),
-    st.builds(lambda h: ("scored", scores_pb2.ScoreResult(handle=h, reward=0.5).SerializeToString()), HANDLES),
+    st.builds(
+        lambda h: ("scored", scores_pb2.ScoreResult(job="job", handle=h, reward=0.5).SerializeToString()), HANDLES
+    ),
     st.builds(
         lambda g: ("ledger", transition(change(drop=ledger_pb2.Drop(group=g))).SerializeToString()), st.integers(0, 2)
     ),

@@ -41,6 +41,9 @@ def apply(book: Book, kind: str, data: bytes) -> Effects:
                 return Effects(transition=transition, changes=book.transition(transition))
             case "scored":
                 result = scores_pb2.ScoreResult.FromString(data)
+                if result.job != book.job:
+                    # An empty message is a ScoreResult too: reward 0 for response 0 of no job.
+                    raise CorruptData(f"a ScoreResult of job {result.job!r} came for job {book.job!r}")
                 return Effects(score=result if book.score(result) else None)
             case _:
                 raise CorruptData(f"{kind!r} is not a kind of record")
