@@ -106,7 +106,7 @@ def test_no_response_waits_while_a_worker_that_may_serve_it_is_free(
     waiting: list[Waiting], workers: list[Candidate]
 ) -> None:
     pairs = assign(waiting, workers)
-    given_to = {handle: name for handle, name in pairs}
+    given_to = dict(pairs)
     alone = {name for handle, name in pairs if next(w for w in waiting if w.handle == handle).suspected}
     load = {worker.worker: worker.held for worker in workers}
     for _, name in pairs:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-import nats
 import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -135,10 +134,14 @@ async def connect(
         Unavailable: NATS did not answer in time; names the address.
     """
 
+    client = Client()
+
     async def error(problem: Exception) -> None:
         log.warning("nats.error", client=name, error=repr(problem))
 
     async def disconnected() -> None:
+        if client.is_closed or client.is_draining:
+            return  # on purpose
         log.warning("nats.disconnected", client=name)
 
     async def reconnected() -> None:
@@ -149,13 +152,14 @@ async def connect(
     try:
         async with asyncio.timeout(timeout_s):
             while True:
+                client = Client()
                 try:
-                    return await nats.connect(
+                    await client.connect(
                         url,
                         name=name,
                         allow_reconnect=True,
                         max_reconnect_attempts=-1,
-                        reconnect_time_wait=0.25,
+                        reconnect_time_wait=0.25,  # type: ignore[arg-type]  # seconds; a fraction is fine
                         connect_timeout=2,
                         ping_interval=3,
                         max_outstanding_pings=2,
@@ -165,6 +169,7 @@ async def connect(
                         disconnected_cb=disconnected,
                         reconnected_cb=reconnected,
                     )
+                    return client
                 except (NatsError, OSError) as problem:
                     log.info("nats.waiting", client=name, url=url, error=repr(problem))
                     await asyncio.sleep(0.25)

@@ -1,4 +1,4 @@
-"""Structured logs: readable lines on a terminal, one JSON object a line elsewhere; standard-library loggers go the same way."""
+"""Structured logs: readable lines on a terminal, one JSON object a line elsewhere; logging's own loggers go the same way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,16 @@ def configure(service: str, *, level: str = "info", style: Literal["auto", "cons
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("httpx", "httpcore", "uvicorn", "uvicorn.error", "uvicorn.access", "aiohttp.access", "asyncio"):
+    for noisy in (
+        "httpx",
+        "httpcore",
+        "uvicorn",
+        "uvicorn.error",
+        "uvicorn.access",
+        "aiohttp.access",
+        "asyncio",
+        "alembic",
+    ):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

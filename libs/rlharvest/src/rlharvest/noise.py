@@ -1,4 +1,4 @@
-"""Position-indexed sampling noise: which uniform a response uses at a position depends on nothing but its seed and the position.
+"""Position-indexed sampling noise: the uniform of a response at a position depends on its seed and the position alone.
 
 So a response that moves to another worker goes on with the very numbers it would have used, and a draft that is verified
 k tokens at a time uses the same ones as one token at a time. The generator is Philox 4x64-10 (Salmon et al., "Parallel

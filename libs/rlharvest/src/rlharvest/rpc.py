@@ -1,4 +1,4 @@
-"""gRPC as rlharvest uses it: health and reflection on every server, deadlines on every call, one leader among many addresses.
+"""gRPC as rlharvest uses it: health and reflection on every server, deadlines on every call, one leader of many addresses.
 
 Invariants: no call is without a deadline; a call that meets UNAVAILABLE or "not the leader" goes to the next address and
 comes back to the first after a pause, until its total time is over; an application error is raised at once.

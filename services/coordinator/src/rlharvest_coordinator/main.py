@@ -6,15 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import socket
-import sys
 from collections.abc import Iterator
 
 import structlog
 import uvicorn
-from pydantic import ValidationError
-from rlharvest import bus, logs, rpc
+from rlharvest import bus, process, rpc
 from rlharvest.clock import SystemClock
-from rlharvest.errors import InvalidField, RlharvestError
+from rlharvest.errors import InvalidField
 from rlharvest.health import Health
 from rlharvest.ledger.store import Store
 from rlharvest.supervise import Supervisor
@@ -117,19 +115,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="rlharvest-coordinator", description=__doc__)
     parser.add_argument("command", choices=["serve", "migrate"])
     command = parser.parse_args().command
-    try:
-        settings = CoordinatorSettings()
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            name = "RLHARVEST_" + "_".join(str(part) for part in problem["loc"]).upper()
-            print(f"{name} = {problem.get('input')!r}: {problem['msg']}", file=sys.stderr)
-        sys.exit(2)
-    logs.configure("coordinator", level=settings.log_level, style=settings.log_format)
-    try:
-        asyncio.run(serve(settings) if command == "serve" else migrate(settings.database))
-    except RlharvestError as error:
-        log.error("coordinator.stopped", error=str(error))
-        sys.exit(1)
+    settings = process.read_settings(CoordinatorSettings)
+    process.run("coordinator", settings, lambda: serve(settings) if command == "serve" else migrate(settings.database))
 
 
 if __name__ == "__main__":

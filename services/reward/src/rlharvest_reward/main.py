@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import sys
 
 import structlog
 import typer
-from pydantic import ValidationError
-from rlharvest import bus, logs
-from rlharvest.errors import RlharvestError
+from rlharvest import bus, process
 from rlharvest.health import Health, HealthServer
 from rlharvest.supervise import Supervisor
 
@@ -64,20 +60,9 @@ async def serve(settings: RewardSettings) -> None:
 @app.command("serve")
 def serve_command() -> None:
     """Run the service; settings come from RLHARVEST_… variables."""
-    try:
-        settings = RewardSettings()
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            name = "RLHARVEST_" + "_".join(str(part) for part in problem["loc"]).upper()
-            print(f"{name} = {problem.get('input')!r}: {problem['msg']}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    logs.configure("reward", level=settings.log_level, style=settings.log_format)
+    settings = process.read_settings(RewardSettings)
     limits.hide_environment()
-    try:
-        asyncio.run(serve(settings))
-    except RlharvestError as error:
-        log.error("reward.failed", error=str(error))
-        raise typer.Exit(1) from error
+    process.run("reward", settings, lambda: serve(settings))
 
 
 def main() -> None:

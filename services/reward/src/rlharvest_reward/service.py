@@ -20,6 +20,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import FetchTimeoutError
 from rlharvest import bus
+from rlharvest.errors import CorruptData
 from rlharvest.supervise import Supervisor, cancel
 from rlharvest.v1 import scores_pb2
 
@@ -123,7 +124,10 @@ class RewardService:
         request = scores_pb2.ScoreRequest()
         try:
             request.ParseFromString(message.data)
-        except DecodeError as error:
+            if request.job != bus.parse_subject(message.subject)[1]:
+                # An empty message is a ScoreRequest too, of no job.
+                raise CorruptData(f"it names job {request.job!r}")
+        except (DecodeError, CorruptData) as error:
             # Nothing can be said about a response that has no name; the queue would deliver it for ever.
             metrics.UNREADABLE.inc()
             log.error("reward.unreadable", subject=message.subject, error=str(error), bytes=len(message.data))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
-import sys
 
 import structlog
 import typer
-from pydantic import ValidationError
-from rlharvest import bus, logs
-from rlharvest.errors import RlharvestError
+from rlharvest import bus, process
 from rlharvest.health import Health, HealthServer
 from rlharvest.ids import new_id
 from rlharvest.supervise import Supervisor
@@ -34,19 +30,8 @@ def _commands() -> None:
 @app.command()
 def serve() -> None:
     """Run one worker until SIGTERM or SIGINT. Settings come from RLHARVEST_… variables."""
-    try:
-        settings = RolloutSettings()
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            name = "RLHARVEST_" + "_".join(str(part) for part in problem["loc"]).upper()
-            print(f"{name} = {problem.get('input')!r}: {problem['msg']}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    logs.configure("rollout", level=settings.log_level, style=settings.log_format)
-    try:
-        asyncio.run(run(settings))
-    except RlharvestError as error:
-        log.error("worker.failed", error=str(error))
-        raise typer.Exit(1) from None
+    settings = process.read_settings(RolloutSettings)
+    process.run("rollout", settings, lambda: run(settings))
 
 
 async def run(settings: RolloutSettings) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Annotated
 
 import structlog
 import typer
-from pydantic import ValidationError
-from rlharvest import bus, logs
-from rlharvest.errors import RlharvestError
+from rlharvest import bus, process
 from rlharvest.health import Health, HealthServer
 from rlharvest.rpc import Client
 from rlharvest.supervise import Supervisor
@@ -33,22 +30,10 @@ def serve(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:<n> (RLHARVEST_DEVICE).")] = None,
 ) -> None:
     """Claim jobs and train them until SIGTERM; settings are RLHARVEST_… variables."""
-    given = {"trainer": trainer, "threads": threads, "device": device}
-    try:
-        settings = TrainerSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # checked by pydantic
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            name = ".".join(str(part) for part in problem["loc"])
-            typer.echo(f"RLHARVEST_{name.upper()} = {problem.get('input')!r}: {problem['msg']}", err=True)
-        raise typer.Exit(2) from error
-    logs.configure("trainer", level=settings.log_level, style=settings.log_format)
+    settings = process.read_settings(TrainerSettings, trainer=trainer, threads=threads, device=device)
     # cuBLAS repeats its results only with a fixed workspace, which is read once, at its start.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    try:
-        asyncio.run(_serve(settings))
-    except RlharvestError as error:
-        log.error("trainer.failed", error=str(error))
-        raise typer.Exit(1) from error
+    process.run("trainer", settings, lambda: _serve(settings))
 
 
 async def _serve(settings: TrainerSettings) -> None:

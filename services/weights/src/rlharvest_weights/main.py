@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from typing import NoReturn
 
 import structlog
 import typer
 from aiohttp import web
-from pydantic import ValidationError
-from rlharvest import logs, rpc
-from rlharvest.errors import InvalidField, RlharvestError
+from rlharvest import process, rpc
+from rlharvest.errors import InvalidField
 from rlharvest.health import Health
 from rlharvest.supervise import Supervisor
 from rlharvest.v1 import weights_pb2_grpc
@@ -37,15 +34,8 @@ def _group() -> None:
 @app.command()
 def serve() -> None:
     """Serve blobs and versions until SIGTERM. Settings come from the environment (RLHARVEST_…)."""
-    try:
-        settings = WeightSettings()
-    except ValidationError as error:
-        _exit(f"the settings cannot be used: {error}")
-    logs.configure("weights", level=settings.log_level, style=settings.log_format)
-    try:
-        asyncio.run(run(settings))
-    except RlharvestError as error:
-        _exit(str(error))
+    settings = process.read_settings(WeightSettings)
+    process.run("weights", settings, lambda: run(settings))
 
 
 async def run(settings: WeightSettings) -> None:
@@ -128,11 +118,6 @@ async def _serving(supervisor: Supervisor) -> str | None:
 async def _disk(blobs: BlobStore) -> str | None:
     free = await asyncio.to_thread(blobs.free_bytes)
     return None if free > 0 else f"{-free} bytes less are free than must stay free"
-
-
-def _exit(message: str) -> NoReturn:
-    print(f"rlharvest-weights: {message}", file=sys.stderr)
-    raise typer.Exit(1)
 
 
 def main() -> None:

@@ -125,4 +125,6 @@ def advance(status: Status, move: Move) -> Status:
         return _MOVES[status, move]
     except KeyError:
         allowed = ", ".join(sorted(step.value for state, step in _MOVES if state is status)) or "none"
-        raise Conflict(f"{move.value!r} is not possible for a job that is {status.value}; possible: {allowed}") from None
+        raise Conflict(
+            f"{move.value!r} is not possible for a job that is {status.value}; possible: {allowed}"
+        ) from None

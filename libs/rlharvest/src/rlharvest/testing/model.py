@@ -1,4 +1,4 @@
-"""A model directory of a few kilobytes, made without torch: enough for every service to load, far too small to be any good."""
+"""A model directory of a few kilobytes, made without torch: enough for every service to load, too small to be any good."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class NatsServer(Child):
     def healthy(self) -> bool:
         url = f"http://127.0.0.1:{self.monitor_port}/healthz?js-enabled-only=true"
         try:
-            with urllib.request.urlopen(url, timeout=1) as reply:  # noqa: S310 - a loopback address of ours
+            with urllib.request.urlopen(url, timeout=1) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False
