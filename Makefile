@@ -21,8 +21,9 @@ $(STAMP): constraints.txt requirements-dev.txt $(addsuffix /pyproject.toml,$(DIS
 demo: setup
 	$(BIN)/python examples/arithmetic/demo.py
 
+# Three at a time even on two cores: most tests wait for processes. A file's tests share their servers, so stay together.
 test: setup
-	$(BIN)/python -m pytest -m "not compose" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not compose" -n 3 --dist loadfile $(PYTEST_ARGS)
 
 test-compose: setup
 	$(BIN)/python -m pytest -m compose $(PYTEST_ARGS)

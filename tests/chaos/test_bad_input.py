@@ -100,6 +100,10 @@ def test_a_model_directory_that_lacks_or_breaks_a_file_names_it(system: System) 
     assert "model.safetensors" in failed(system, model=str(broken))
 
 
+def test_settings_of_the_stub_engine_that_cannot_be_are_named(system: System) -> None:
+    assert "rollout.stub.step_s" in failed(system, rollout={"stub": {"step_s": -1}})
+
+
 def test_a_reward_file_that_is_missing_or_does_not_parse_is_named(system: System) -> None:
     gone = str(system.directory / "gone.py")
     assert "gone.py" in failed(system, rewards=[{"path": gone}])

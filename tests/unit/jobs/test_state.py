@@ -34,7 +34,7 @@ def test_a_refusal_names_the_status_the_move_and_what_is_possible(moves: list[Mo
             text = str(error)
             assert status.value in text
             assert move.value in text
-            possible = text.partition("possible here: ")[2]
+            possible = text.rpartition("possible: ")[2]
             assert possible
             for name in possible.split(", "):
                 if name != "none":

@@ -287,7 +287,9 @@ async def test_sigkill_in_the_middle_resumes_from_verified_parts(
     blob_server.behaviour = _good
     before = blob_server.sent
     _whole(await pull(blob_server.url, manifest, tmp_path / "cache", options=OPTIONS), manifest)
-    assert 20_000 <= blob_server.sent - before <= 22_000
+    again = blob_server.sent - before
+    in_flight = PullOptions().threads * 1_000  # parts that were sent and not verified when the process died
+    assert 40_000 - before < again <= 40_000 - before + in_flight + 1_000  # the last one rotted
 
 
 async def test_a_warm_cache_is_verified_and_only_what_rotted_is_fetched(

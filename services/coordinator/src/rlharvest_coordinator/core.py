@@ -28,6 +28,7 @@ from rlharvest.ledger.store import Store
 from rlharvest.rpc import Client as RpcClient
 from rlharvest.spans import Finish
 from rlharvest.supervise import Supervisor, cancel
+from rlharvest.testing.stub import parse_options
 from rlharvest.v1 import events_pb2, fleet_pb2, weights_pb2, weights_pb2_grpc
 from sqlalchemy.exc import DBAPIError
 
@@ -277,6 +278,8 @@ class Core:
         try:
             if row.status != Status.VALIDATING:
                 return await reopen(spec, row.dataset, roots=self.roots, data_dir=data_dir)
+            if spec.rollout.engine == "stub":
+                parse_options(spec.rollout.stub)
             prepared = await prepare(spec, roots=self.roots, data_dir=data_dir, progress=progress)
         except DataError as error:
             await jobs.move(self.sessions, row.id, Move.FAIL, now=self.clock.time(), error=str(error), epoch=self.epoch)

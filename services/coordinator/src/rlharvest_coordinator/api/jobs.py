@@ -16,7 +16,7 @@ from rlharvest.jobs.model import parse
 from rlharvest.jobs.state import Move, Status
 
 from rlharvest_coordinator.api.resources import JobResource, ListOf, job_resource, listed
-from rlharvest_coordinator.live import LiveView
+from rlharvest_coordinator.live import LiveJob, LiveView
 from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.store import checkpoints, events, jobs
 from rlharvest_coordinator.store.events import NewEvent
@@ -55,7 +55,9 @@ class Jobs:
 
     async def get(self, job: str) -> JobResource:
         """Return a job. Raises NotFound."""
-        return await self._resource(await jobs.get(self.sessions, job))
+        # The live view first: a job that closes in between has its totals in the row that is read after it.
+        live = self.live.job(job)
+        return await self._resource(await jobs.get(self.sessions, job), live)
 
     async def listing(self, *, limit: int, after: str | None, status: Status | None = None) -> ListOf[JobResource]:
         """Return jobs, newest first. Raises NotFound: there is no job `after`."""
@@ -121,10 +123,10 @@ class Jobs:
         await events.append(self.sessions, [event])
         self.live.wake(row.id)
 
-    async def _resource(self, row: Job) -> JobResource:
+    async def _resource(self, row: Job, live: LiveJob | None = None) -> JobResource:
         return job_resource(
             row,
-            self.live.job(row.id),
+            live or self.live.job(row.id),
             checkpoint=await checkpoints.latest(self.sessions, row.id),
             position=await jobs.place(self.sessions, row),
         )
