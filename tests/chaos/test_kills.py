@@ -205,6 +205,36 @@ def test_paused_job_goes_on_where_it_stopped(system: System) -> None:
     finish(system, job, spec)
 
 
+def test_a_user_who_resumes_while_it_pauses_has_their_way(system: System) -> None:
+    """The trainer was told to pause and the job runs again: it lets go, takes the job anew, and the batch is the same."""
+    spec = spec_of(system)
+    job = system.submit(spec)
+    wait_streaming(system, job)
+    system.client.pause(job)
+    time.sleep(1.2)  # long enough for the trainer to hear of it
+    if system.job(job)["status"] == "pausing":
+        system.client.resume(job)
+    else:
+        system.wait(job, "paused", timeout_s=60)
+        system.client.resume(job)
+    finish(system, job, spec)
+
+
+def test_a_job_without_a_trainer_can_be_cancelled(system: System) -> None:
+    """Nobody is left to let go of it: it is cancelled, what it had is counted as dropped, and the next job runs."""
+    job = system.submit(spec_of(system))
+    wait_streaming(system, job)
+    system.trainer.kill()
+    system.client.cancel(job)
+    found = system.wait(job, "cancelled", timeout_s=60)
+    counters = found["counters"]
+    assert counters["submitted"] == counters["trained"] + counters["dropped"], counters
+    assert counters["outstanding"] == 0
+    system.trainer.start()
+    spec = spec_of(system)
+    finish(system, system.submit(spec), spec)
+
+
 def _remove(directory: Path) -> None:
     for path in sorted(directory.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()

@@ -224,7 +224,7 @@ async def test_a_store_that_lost_its_tail_is_brought_up_to_date_in_a_new_epoch(n
         # The server is as it was before them.
         await store.redis.ltrim(f"rlharvest:{{{JOB}}}:log", 0, records - 1)
         await store.redis.hset(f"rlharvest:{{{JOB}}}:head", "applied", str(kept.applied))
-        await store.set_cursor(cursor)
+        await store.redis.hset("rlharvest:cursor", "applied", str(cursor.applied))
         await send(nats, tokens(0, 5, 5))
         await until(lambda: recovered == [2] and length(keeper) == 10, "the recovery")
         assert keeper.epoch == keeper.recoveries == 2

@@ -282,11 +282,22 @@ async def test_another_server_is_found_at_the_next_write(own_store: Store, valke
         await own_store.commit(book, 1, position, 4, [score(0)])
 
 
+async def test_the_cursor_never_goes_back_and_an_old_coordinator_does_not_move_it(own_store: Store) -> None:
+    await own_store.prepare()
+    await own_store.set_cursor(2, Position("stream", 7))
+    await own_store.set_cursor(2, Position("stream", 5))
+    assert await own_store.cursor() == Position("stream", 7)
+    with pytest.raises(Fenced):
+        await own_store.set_cursor(1, Position("stream", 9))
+    await own_store.set_cursor(3, Position("another", 1))
+    assert await own_store.cursor() == Position("another", 1)
+
+
 async def test_what_is_synced_survives_sigkill(own_store: Store, valkey_server: ValkeyServer) -> None:
     """`synced` says the truth: what was written before it is there after a SIGKILL of the server."""
     book, position = await opened(own_store, "durable")
     position = await write(own_store, book, position, START)
-    await own_store.set_cursor(position)
+    await own_store.set_cursor(1, position)
     assert await own_store.synced()
     valkey_server.kill()
     valkey_server.start()

@@ -90,6 +90,8 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         directory = self.checkpoints_dir / row.id
         # The trainer reads what validation checked, wherever the job's own path is relative to.
         spec = {**row.spec, "model": str(run.scope.prepared.model_dir)}
+        if run.scope.prepared.tokenizer_dir is not None:
+            spec["tokenizer"] = str(run.scope.prepared.tokenizer_dir)
         return batches_pb2.ClaimReply(
             claimed=batches_pb2.Claimed(
                 job=row.id,
@@ -211,15 +213,18 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         """Free the claims of trainers that are lost: another one, or the same restarted, takes the job."""
         now = self.clock.monotonic()
         for run in list(self.runs.values()):
-            if run.closed or run.scope.row.trainer is None or run.scope.status in TERMINAL:
+            if run.closed or run.scope.status in TERMINAL:
+                continue
+            if run.scope.row.trainer is None:
+                if run.scope.status in (Status.PAUSING, Status.CANCELLING):
+                    await self._let_go(run)  # there is no trainer to wait for
                 continue
             silent = now - self.heard.setdefault(run.id, now)
             if silent < self.deadline_s:
                 continue
             lost = run.scope.row.trainer
             if run.scope.status in (Status.PAUSING, Status.CANCELLING):
-                move = Move.PAUSED if run.scope.status is Status.PAUSING else Move.CANCELLED
-                run.scope.row = await jobs.move(self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch())
+                await self._let_go(run)
             else:
                 run.scope.row = await jobs.update(
                     self.sessions, run.id, lambda row: setattr(row, "trainer", None), epoch=self.epoch()
@@ -228,12 +233,28 @@ class Batches(batches_pb2_grpc.BatchesServicer):
             run.scope.event("warn", "trainer.lost", f"Trainer {lost} was silent for {silent:.0f} s.", {"trainer": lost})
             self.queued.set()
 
+    async def _let_go(self, run: Run) -> None:
+        """A job pauses or is cancelled and has no trainer: it is so at once."""
+        move = Move.PAUSED if run.scope.status is Status.PAUSING else Move.CANCELLED
+        try:
+            run.scope.row = await jobs.move(self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch())
+        except (Conflict, NotFound):
+            run.scope.woken.set()  # a user was faster; the next round sees what it is now
+            return
+        run.scope.woken.set()
+
     async def _fenced(self, job: str, fence: int, context: Context) -> Run:
         await self._lead(context)
         run = self.runs.get(job)
         if run is None:
-            # It ended, or was deleted: the trainer lets go of it.
-            await _abort(context, grpc.StatusCode.ABORTED, f"job {job} does not run here")
+            try:
+                row = await jobs.get(self.sessions, job)
+            except NotFound:
+                await _abort(context, grpc.StatusCode.ABORTED, f"job {job} is gone")
+            if Status(row.status) in TERMINAL:
+                await _abort(context, grpc.StatusCode.ABORTED, f"job {job} is {row.status}")
+            # A coordinator that has just taken over: the trainer keeps what it has and asks again.
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, f"job {job} is being taken up")
         if fence != run.scope.row.fence:
             try:
                 await run.refresh()

@@ -19,7 +19,16 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 from rlharvest.bus import EVENTS, subject
 from rlharvest.clock import Clock
-from rlharvest.errors import CorruptData, DataError, InfrastructureError, NotFound, NotLeader, Unavailable
+from rlharvest.errors import (
+    Conflict,
+    CorruptData,
+    DataError,
+    Fenced,
+    InfrastructureError,
+    NotFound,
+    NotLeader,
+    Unavailable,
+)
 from rlharvest.fleet.member import ENDED, Timing, WorkerState
 from rlharvest.ids import new_id
 from rlharvest.jobs.model import JobSpec
@@ -174,8 +183,8 @@ class Core:
         self.roster.on_beat = self._beat
         self.roster.on_loss = self._lost
         await self.keeper.start([row.id for row in unfinished if row.status != Status.VALIDATING])
-        self._ready = True
         await self.roster.start()
+        self._ready = True
         self._work("heartbeats", self.roster.listen())
         self._work("ledger", self.keeper.run())
         self._work("purge", self.keeper.purge())
@@ -206,9 +215,16 @@ class Core:
         while True:
             try:
                 await work()
+            except Fenced:
+                await self._still_leading()
             except _TRANSIENT as error:
                 log.warning("coordinator.retrying", task=name, error=repr(error))
                 await asyncio.sleep(0.5)
+
+    async def _still_leading(self) -> None:
+        """After a refusal: go on if it was for an epoch of this coordinator's own past. Raises Fenced."""
+        await self.leadership.check()
+        await asyncio.sleep(0.1)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -225,10 +241,7 @@ class Core:
             known = list(self.runs.values())
             for run in known:
                 if not run.closed and run.scope.status not in TERMINAL:
-                    try:
-                        await run.refresh()
-                    except NotFound:
-                        continue
+                    await self._reread(run)
                     if run.scope.status in TERMINAL:
                         run.scope.woken.set()
             self._changed.clear()
@@ -237,6 +250,14 @@ class Core:
                     await self._changed.wait()
             except TimeoutError:
                 pass
+
+    async def _reread(self, run: Run) -> None:
+        """Read the row of a run again; a job that was deleted has nothing left to run."""
+        try:
+            await run.refresh()
+        except NotFound:
+            run.closed = True
+            run.scope.woken.set()
 
     async def _take_up(self, row: Job) -> None:
         try:
@@ -257,6 +278,10 @@ class Core:
             self.runs[row.id] = run
             self._work(f"run {row.id}", self._drive(run), may_end=True)
             self.batches.queued.set()
+        except (Conflict, NotFound) as change:
+            log.info("job.changed", job=row.id, change=str(change))  # a user was faster; the row says what it is now
+        except Fenced:
+            await self._still_leading()
         except _TRANSIENT as error:
             log.warning("job.take_up_failed", job=row.id, error=repr(error))
             await asyncio.sleep(0.5)
@@ -295,6 +320,10 @@ class Core:
             return None
         return prepared
 
+    async def _refuse(self, row: Job, error: str) -> None:
+        await jobs.move(self.sessions, row.id, Move.FAIL, now=self.clock.time(), error=error, epoch=self.epoch)
+        await self._event(row.id, "error", "job.failed", error)
+
     async def _drive(self, run: Run) -> None:
         while not run.closed:
             try:
@@ -305,6 +334,11 @@ class Core:
             run.scope.woken.clear()
             try:
                 await run.tick()
+            except (Conflict, NotFound) as change:
+                log.info("job.changed", job=run.id, change=str(change))
+                await self._reread(run)
+            except Fenced:
+                await self._still_leading()
             except _TRANSIENT as error:
                 log.warning("run.retrying", job=run.id, error=repr(error))
                 await asyncio.sleep(0.25)

@@ -174,10 +174,12 @@ class Dispatcher:
             changes.append(ledger_pb2.Change(admit=admit))
         return changes
 
-    def _oldest_step(self, ordinal: int) -> int:
+    def _oldest_steps(self) -> dict[int, int]:
+        """Group -> oldest optimizer step whose version may sample it."""
+        ranks = self.harvest.ranks()
         if self.scope.spec.staleness.order == "completion":
-            return max(0, self.scope.row.step - self.scope.spec.staleness.max_staleness)
-        return self.scope.gate.oldest_step(self.harvest.rank(ordinal))
+            return dict.fromkeys(ranks, max(0, self.scope.row.step - self.scope.spec.staleness.max_staleness))
+        return {ordinal: self.scope.gate.oldest_step(rank) for ordinal, rank in ranks.items()}
 
     def assign(self, leaving: set[int]) -> list[ledger_pb2.Change]:
         """Return the changes that give waiting responses to workers; `leaving` are about to lose their owner."""
@@ -206,11 +208,11 @@ class Dispatcher:
             for seat in seats
             if seat.version is not None
         ]
-        oldest = {ordinal: self._oldest_step(ordinal) for ordinal in {response.group for response in pending}}
+        oldest = self._oldest_steps()
         waiting = [
             dispatch.Waiting(
                 handle=response.handle,
-                min_step=oldest[response.group],
+                min_step=oldest.get(response.group, 0),
                 min_version=response.last_version or 0,
                 suspected=blame.suspected(response.deaths),
             )

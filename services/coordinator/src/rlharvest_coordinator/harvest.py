@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
-from rlharvest.bus import GROUPS, SCORES, subject
+from rlharvest.bus import GROUPS, MAX_PAYLOAD_BYTES, SCORES, subject
 from rlharvest.ids import response_id
 from rlharvest.ledger.response import Group as LiveGroup
 from rlharvest.ledger.response import Response, State
@@ -31,6 +31,9 @@ from rlharvest_coordinator.store import groups, jobs
 from rlharvest_coordinator.tables import Group, Sample
 
 log = structlog.get_logger(__name__)
+
+HEADROOM_BYTES = 4096
+"""For subject and headers of a message."""
 
 
 class Harvest:
@@ -53,6 +56,8 @@ class Harvest:
         """Why the job cannot go on."""
         self._accepted: dict[int, Group] = {}
         """Complete groups in no batch yet, in order of completion."""
+        self._too_large: dict[int, int] = {}
+        """handle -> bytes of a question for its reward that no message can hold."""
         self._trained_tokens = 0
         self._committed: Counter[int] = Counter()
         """Batch -> groups committed to it."""
@@ -72,9 +77,10 @@ class Harvest:
         self.reward_errors = int(self.scope.row.counters.get("reward_errors", 0))
         self.preemptions = int(self.scope.row.counters.get("preemptions", 0))
 
-    def rank(self, ordinal: int) -> int:
-        """Return the place of a group among those that count (not dropped), in order of admission."""
-        return bisect.bisect_left(self.alive, ordinal) + sum(1 for other in self.scope.book.groups if other < ordinal)
+    def ranks(self) -> dict[int, int]:
+        """Return the place of each live group among all that count (not dropped), in order of admission."""
+        live = sorted(ordinal for ordinal in self.scope.book.groups if ordinal not in self.left)
+        return {ordinal: bisect.bisect_left(self.alive, ordinal) + index for index, ordinal in enumerate(live)}
 
     async def ask_for_scores(self) -> None:
         """Ask the reward service for what is finished and was not asked for, or not answered in time."""
@@ -89,6 +95,10 @@ class Harvest:
             question = scoring.request(
                 self.scope.id, self.scope.spec, self.scope.prepared, group, response, step=self.scope.row.step
             )
+            if question.ByteSize() > MAX_PAYLOAD_BYTES - HEADROOM_BYTES:
+                self._too_large[response.handle] = question.ByteSize()
+                self.questions.asked[response.handle] = (now, number)
+                continue
             # The epoch is in the id: a new coordinator's question must not pass for the old one's duplicate.
             identity = f"{self.scope.id}:{response.handle}:{question.reward_digest}:{self.scope.keeper.epoch}.{number}"
             try:
@@ -112,10 +122,12 @@ class Harvest:
                 # In SQL already, by a coordinator that did not live to say so.
                 changes.append(_leave(group.ordinal, self.left[group.ordinal]))
                 continue
+            if self.scope.book is not book:
+                return []  # a recovery replaced it: the next round looks at the new one
             responses = list(book.of(group))
             problem = self._problem(responses)
             if problem is not None:
-                await self._drop_live(group, *problem)
+                await self._drop_live(group, responses, *problem)
                 changes.append(_leave(group.ordinal, groups.DROPPED))
             elif all(response.state is State.SCORED for response in responses):
                 await self._accept(group, responses)
@@ -135,13 +147,24 @@ class Harvest:
             if complete and response.length and (worst := int(response.ids.max())) >= vocab:
                 sentence = f"Response {name} holds token id {worst}; the tokenizer has {vocab} ids."
                 return "bad_token", sentence, {"response": name, "id": worst}
+            if (size := self._too_large.pop(response.handle, 0)) > 0:
+                sentence = (
+                    f"Response {name} with the columns of its dataset row makes a message of {size} bytes; NATS takes "
+                    f"{MAX_PAYLOAD_BYTES}. Leave out large columns of the dataset."
+                )
+                return "too_large", sentence, {"response": name, "bytes": size}
             if blame.condemned(response.deaths):
                 sentence = f"{response.deaths} workers in a row died on response {name} before its next token."
                 return "poison", sentence, {"response": name, "deaths": response.deaths}
         return None
 
-    async def _drop_live(self, group: LiveGroup, reason: str, sentence: str, details: dict[str, Any]) -> None:
-        row = self._row_of(group, state=groups.DROPPED, reason=reason)
+    async def _drop_live(
+        self, group: LiveGroup, responses: Sequence[Response], reason: str, sentence: str, details: dict[str, Any]
+    ) -> None:
+        row = self._row_of(group, responses, state=groups.DROPPED, reason=reason)
+        for response in responses:
+            self.courier.forget(response.handle)
+            self.questions.asked.pop(response.handle, None)
         if not await groups.record(self.scope.sessions, row, [], epoch=self.scope.keeper.epoch):
             return
         self.left[group.ordinal] = groups.DROPPED
@@ -158,13 +181,13 @@ class Harvest:
                     f"{self.scope.spec.limits.max_reward_errors}). The last one: {sentence}"
                 )
 
-    def _row_of(self, group: LiveGroup, *, state: str, reason: str | None = None) -> Group:
-        responses = list(self.scope.book.of(group))
+    def _row_of(
+        self, group: LiveGroup, responses: Sequence[Response], *, state: str, reason: str | None = None
+    ) -> Group:
         rewards = [response.score.reward for response in responses if response.score is not None]
         scored = state == groups.ACCEPTED
         mean = sum(rewards) / len(rewards) if scored else None
-        oldest = [response.oldest_version for response in responses if response.oldest_version is not None]
-        newest = [response.last_version for response in responses if response.last_version is not None]
+        versions = {run.version for response in responses for run in response.runs}
         return Group(
             job=self.scope.id,
             ordinal=group.ordinal,
@@ -177,14 +200,17 @@ class Harvest:
             reward_std=(sum((value - mean) ** 2 for value in rewards) / len(rewards)) ** 0.5
             if mean is not None
             else None,
-            oldest_version=min(oldest, default=None),
-            newest_version=max(newest, default=None),
+            # Oldest by optimizer step: after a trainer's resume a newer version may stand for an earlier step.
+            oldest_version=min(
+                versions, key=lambda version: (self.scope.versions.get(version, 0), version), default=None
+            ),
+            newest_version=max(versions, default=None),
             masked=False,
             at=self.scope.clock.time(),
         )
 
     async def _accept(self, group: LiveGroup, responses: Sequence[Response]) -> None:
-        row = self._row_of(group, state=groups.ACCEPTED)
+        row = self._row_of(group, responses, state=groups.ACCEPTED)
         samples = [self.sample(group, response) for response in responses]
         await groups.record(self.scope.sessions, row, samples, epoch=self.scope.keeper.epoch)
         self.left[group.ordinal] = groups.ACCEPTED
@@ -228,7 +254,7 @@ class Harvest:
         step = self._open_batch(size)
         while self._accepted:
             chosen = batching.commit(
-                running=self.scope.book.groups.keys() - self.left.keys(),
+                running=[ordinal for ordinal in self.scope.book.groups if ordinal not in self.left],
                 accepted=list(self._accepted),
                 committed=self._committed[step],
                 size=size,
@@ -340,7 +366,7 @@ class Harvest:
         """The job is over: what is in no batch will not be trained."""
         for group in list(self.scope.book.groups.values()):
             if group.ordinal not in self.left:
-                row = self._row_of(group, state=groups.DROPPED, reason=reason)
+                row = self._row_of(group, list(self.scope.book.of(group)), state=groups.DROPPED, reason=reason)
                 await groups.record(self.scope.sessions, row, [], epoch=self.scope.keeper.epoch)
                 self.left[group.ordinal] = groups.DROPPED
         await groups.drop(

@@ -149,7 +149,7 @@ class Keeper:
                         log.warning("ledger.corrupt", job=job, who=entry.who, problem=effects.corrupt)
                 await self._commit(book, position, fresh)
             cursor = Position(self.log.identity, entries[-1].sequence)
-            await self._retry(lambda: self.store.set_cursor(cursor))
+            await self._retry(lambda: self.store.set_cursor(self.epoch, cursor))
         return applied
 
     async def _commit(self, book: Book, before: Position, fresh: Sequence[Entry]) -> None:
@@ -203,7 +203,11 @@ class Keeper:
 
     async def _begin(self, job: str, end: int | None = None) -> None:
         """Load a book; where the store knows another stream or none, start at `end` (unset: at the end of the log)."""
-        book, position = await self._retry(lambda: self.store.begin(job, self.epoch))
+        try:
+            book, position = await self._retry(lambda: self.store.begin(job, self.epoch))
+        except Diverged:  # a new server, which has no functions yet
+            await self._retry(self.store.prepare)
+            book, position = await self._retry(lambda: self.store.begin(job, self.epoch))
         if position.stream != self.log.identity:
             if end is None:
                 end = int((await self.log.open()).state.last_seq)

@@ -13,7 +13,7 @@ import structlog
 from rlharvest.clock import Clock
 from rlharvest.errors import Fenced
 from sqlalchemy import select, update
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.tables import Leader
@@ -72,8 +72,14 @@ class Leadership:
                     held = await self._update(self.epoch, None, epoch=self.epoch, holder=self.holder)
                 if not held:
                     raise Fenced(f"another coordinator took over after epoch {self.epoch}")
-            except OperationalError as error:
-                log.warning("leader.renewal_failed", error=str(error.orig))
+            except (DBAPIError, OSError) as error:
+                log.warning("leader.renewal_failed", error=repr(error))
+
+    async def check(self) -> None:
+        """Raise Fenced unless this coordinator still leads."""
+        row = await self._read()
+        if row is None or row.epoch != self.epoch or row.holder != self.holder:
+            raise Fenced(f"another coordinator took over after epoch {self.epoch}")
 
     async def advance(self) -> int:
         """Go on in a new epoch, after a recovery: no attempt of the time before is ever given again.

@@ -75,6 +75,8 @@ class Leases:
                     version = self.runs[job].scope.row.version
                     assert version is not None
                     behind = seat.job != job or seat.version is None or seat.version < version
+                    if seat.job == job and self._older(self.runs[job], seat.version, version):
+                        continue  # a trainer that resumed replays steps: what the worker has is further on
                     fresh = seat.offered != (job, version)
                     if behind and (fresh or now - seat.leased_at > AGAIN_S):
                         seat.leased_at, seat.offered = now, (job, version)
@@ -83,6 +85,11 @@ class Leases:
                     seat.leased_at, seat.offered = now, None
                     self.spawn(self._lease(seat, None, 0))
             await asyncio.sleep(ROUND_S)
+
+    def _older(self, run: Run, serving: int | None, offered: int) -> bool:
+        """Whether the newest version stands for an earlier optimizer step than the one that a worker serves."""
+        steps = run.scope.versions
+        return serving in steps and offered in steps and steps[offered] < steps[serving]
 
     def _tenancy(self, seat: Seat) -> str | None:
         """Job that a worker serves: the one it was offered last, until it says another."""

@@ -213,7 +213,7 @@ class Roster(fleet_pb2_grpc.FleetServicer):
             if now - self._told.get(beat.worker, -1e9) > 1.0:
                 self._told[beat.worker] = now
                 reason = "unknown" if seat is None else f"incarnation {beat.incarnation} is over"
-                order = fleet_pb2.Rejoin(incarnation=beat.incarnation, reason=reason)
+                order = fleet_pb2.Rejoin(incarnation=beat.incarnation, reason=reason, epoch=self.epoch())
                 await self.nats.publish(subject("rejoin", who=beat.worker), order.SerializeToString())
             return
         try:
@@ -239,6 +239,10 @@ class Roster(fleet_pb2_grpc.FleetServicer):
                 for seat in self.seats.values():
                     seat.member = life.forgive(seat.member, late)
         self._last_tick = now
+        if not self.nats.is_connected:
+            # Nobody can be heard: silence says nothing of the workers.
+            for seat in self.seats.values():
+                seat.member = life.forgive(seat.member, now - seat.member.heard)
         for seat in list(self.seats.values()):
             before = seat.member.state
             seat.member = life.tick(seat.member, self.timing, now=now)

@@ -31,6 +31,9 @@ from rlharvest_coordinator.store import groups, jobs
 
 log = structlog.get_logger(__name__)
 
+MOST_CHANGES = 4096
+"""In one transition, which must fit into one message."""
+
 
 class Run:
     """A job under way. `tick` is called by the core, often and whenever something happened."""
@@ -110,7 +113,8 @@ class Run:
             changes += self.dispatcher.assign({change.orphan.handle for change in changes if change.HasField("orphan")})
         elif self.scope.status is not Status.RUNNING:
             changes += self.dispatcher.hand_back()
-        if changes:
+        # What is due and left out now is due in the next round as well.
+        if changes := changes[:MOST_CHANGES]:
             # The number is noted before the log can have it: the keeper may apply it while the publication is confirmed.
             self._waiting_number = self.scope.keeper.next_number(self.id)
             await self.scope.keeper.propose(self.id, changes)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import socket
 
+import grpc.aio
 import structlog
 from rlharvest import rpc
 from rlharvest.errors import Unavailable
@@ -49,8 +51,9 @@ class Fleet:
                 return await self._client.call(
                     fleet_pb2_grpc.FleetStub, lambda stub: stub.Register, request, timeout_s=2.0, total_s=15.0
                 )
-            except Unavailable as error:
+            except (Unavailable, grpc.aio.AioRpcError) as error:
                 log.warning("worker.cannot_join", error=str(error))
+                await asyncio.sleep(0.5)
 
     async def leave(self, incarnation: int, reason: str, *, total_s: float) -> None:
         """Hand everything back.

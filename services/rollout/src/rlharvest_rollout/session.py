@@ -15,7 +15,7 @@ import grpc.aio
 import structlog
 from nats.aio.client import Client
 from rlharvest.engine import Engine, EngineBroken, Sampling
-from rlharvest.errors import CorruptData, RlharvestError, Unavailable
+from rlharvest.errors import CorruptData, InvalidField, RlharvestError, Unavailable
 from rlharvest.supervise import Supervisor, cancel
 from rlharvest.v1 import fleet_pb2, spans_pb2
 
@@ -142,7 +142,13 @@ class Session:
                 reason = str(error)
             else:
                 self.buffer.open(one.handle, one.attempt, len(requests[-1].prefix))
-        self.engine.submit(requests)
+        try:
+            self.engine.submit(requests)
+        except InvalidField as error:  # nothing of the call was taken
+            for request in requests:
+                self.buffer.forget(request.handle, request.attempt)
+                refused.append(request.handle)
+            reason = str(error)
         metrics.REFUSALS.labels("assignment").inc(len(refused))
         return Verdict(verdict.take, tuple(refused), reason)
 
@@ -269,7 +275,11 @@ class Session:
             return
         if self.buffer.attempt(handle) == attempt:
             self.buffer.open(handle, attempt, len(request.prefix))
-            self.engine.submit([request])
+            try:
+                self.engine.submit([request])
+            except InvalidField as error:
+                log.warning("response.refused", handle=handle, error=str(error))
+                self.buffer.forget(handle, attempt)
 
     async def _follow(self) -> None:
         pull: asyncio.Task[None] | None = None

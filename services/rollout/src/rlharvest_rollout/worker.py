@@ -207,7 +207,9 @@ class Worker:
 
     async def _on_rejoin(self, msg: Msg) -> None:
         message = _parse(fleet_pb2.Rejoin, msg)
-        if message is not None and message.incarnation == self._fence.incarnation and not self._leaving:
+        if message is None or self._leaving or self._refusal(message.epoch, message.incarnation) is not None:
+            return
+        if message.incarnation == self._fence.incarnation:
             log.warning("worker.rejoins", reason=message.reason)
             self._rejoin.set()
 
@@ -289,6 +291,7 @@ class Worker:
     async def _open(self, target: Target) -> None:
         if target.same_service(self._unservable):
             return  # said once; a lease with other settings is tried again
+        incarnation = self._fence.incarnation
         # Setting a device up may take seconds; heartbeats go on meanwhile.
         engine = await asyncio.to_thread(self._make_engine, target.engine)
         try:
@@ -296,7 +299,7 @@ class Worker:
                 target,
                 engine,
                 worker=self.name,
-                incarnation=self._fence.incarnation,
+                incarnation=incarnation,
                 settings=self._settings,
                 supervisor=self._supervisor,
                 nc=self._nc,
@@ -319,6 +322,8 @@ class Worker:
             raise
         self._note, self._unservable = "", None
         self._session = session
+        if incarnation != self._fence.incarnation:  # it joined anew while the engine started
+            await session.rejoined(self._fence.incarnation)
         log.info("lease.taken", job=target.job, engine=target.engine, version=target.version)
 
     async def _beat(self) -> None:

@@ -106,6 +106,7 @@ _MOVES: dict[tuple[Status, Move], Status] = {
     (Status.PAUSED, Move.PAUSE): Status.PAUSED,
     (Status.PAUSED, Move.RESUME): Status.QUEUED,
     (Status.PAUSED, Move.CANCEL): Status.CANCELLED,
+    (Status.PAUSED, Move.FAIL): Status.FAILED,
     (Status.CANCELLING, Move.CANCEL): Status.CANCELLING,
     (Status.CANCELLING, Move.CANCELLED): Status.CANCELLED,
     (Status.CANCELLING, Move.RELEASE): Status.CANCELLED,

@@ -95,11 +95,6 @@ class Response:
         """Version of the newest token."""
         return self.runs[-1].version if self.runs else None
 
-    @property
-    def oldest_version(self) -> int | None:
-        """Version of the oldest token."""
-        return min((run.version for run in self.runs), default=None)
-
     def restore(self, ids: Ids, logprobs: Logprobs) -> None:
         """Set the tokens of a response that comes from a snapshot."""
         self._ids, self._logprobs, self.length = [ids], [logprobs], len(ids)

@@ -129,7 +129,8 @@ class Store:
     async def compact(self, book: Book, epoch: int, position: Position) -> None:
         """Write a snapshot of the book and start the log anew."""
         old = _bytes(await self.redis.hget(_head(book.job), "generation") or b"0").decode()
-        new = str(int(old) + 1)
+        # The epoch is in the name: a coordinator that was replaced while it compacted must not write into the new one's.
+        new = f"{epoch}.{int(old.rpartition('.')[2]) + 1}"
         await self.redis.delete(_snap(book.job, new))
         fields: list[tuple[str, bytes]] = [(snapshot.JOB_FIELD, snapshot.dump_job(book))]
         fields += [(str(handle), snapshot.dump_response(item)) for handle, item in book.responses.items()]
@@ -144,12 +145,16 @@ class Store:
 
     async def cursor(self) -> Position:
         """Return up to where every message of the log is applied to every job that was open."""
-        stream, _, sequence = _bytes(await self.redis.get(_CURSOR) or b"").decode().rpartition(" ")
-        return Position(stream, int(sequence or 0))
+        stream, applied = await self.redis.hmget(_CURSOR, "stream", "applied")
+        return Position(_bytes(stream or b"").decode(), int(applied or 0))
 
-    async def set_cursor(self, position: Position) -> None:
-        """Note up to where the log is applied; call it after the commits, so that it never runs ahead of them."""
-        await self.redis.set(_CURSOR, f"{position.stream} {position.applied}")
+    async def set_cursor(self, epoch: int, position: Position) -> None:
+        """Note up to where the log is applied; call it after the commits, so that it never runs ahead of them.
+
+        Raises:
+            Fenced: a coordinator of a higher epoch took over.
+        """
+        await self._call("rlharvest_cursor", [_CURSOR], [epoch, position.stream, position.applied])
 
     async def synced(self) -> bool:
         """Wait until what was written is on the server's disk; False if that takes over two seconds."""
@@ -159,8 +164,12 @@ class Store:
     async def forget(self, job: str) -> None:
         """Delete everything of a job that has ended."""
         generation = _bytes(await self.redis.hget(_head(job), "generation") or b"0").decode()
-        torn = str(int(generation) + 1)  # of a coordinator that died while it wrote the next one
-        await self.redis.delete(_head(job), _log(job), _state(job), _snap(job, generation), _snap(job, torn))
+        keys = [_head(job), _log(job), _state(job), _snap(job, generation)]
+        # Of a coordinator that died while it wrote the next one.
+        keys += [
+            _bytes(key).decode() async for key in self.redis.scan_iter(match=_snap(_escaped(job), "*"), count=1000)
+        ]
+        await self.redis.delete(*keys)
 
     async def close(self) -> None:
         await self.redis.aclose()
@@ -188,6 +197,11 @@ _CURSOR = "rlharvest:cursor"
 def _bytes(value: bytes | str) -> bytes:
     """The client's types allow text; this one is not set to decode."""
     return value if isinstance(value, bytes) else value.encode()
+
+
+def _escaped(job: str) -> str:
+    """For a pattern of keys; the ids of jobs hold nothing else that a pattern would read."""
+    return job.replace("[", "\\[")
 
 
 def _head(job: str) -> str:

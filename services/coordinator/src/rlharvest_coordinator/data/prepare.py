@@ -48,6 +48,8 @@ class Prepared:
     order: Order
     tokenizer: Tokenizer
     model_dir: Path
+    tokenizer_dir: Path | None
+    """Where the job names another directory for the tokenizer."""
     context: int
     """Most tokens of a prompt and its response together."""
     rewards_digest: str
@@ -195,6 +197,7 @@ def _finish(
         order=Order(len(dataset), seed=spec.seed, shuffle=spec.dataset.shuffle),
         tokenizer=words,
         model_dir=directory,
+        tokenizer_dir=confine("tokenizer", spec.tokenizer, roots) if spec.tokenizer is not None else None,
         context=info.context,
         rewards_digest=digest,
         report=dataset.report,
