@@ -341,6 +341,7 @@ class Core:
                 await self._still_leading()
             except _TRANSIENT as error:
                 log.warning("run.retrying", job=run.id, error=repr(error))
+                run.doubtful = True
                 await asyncio.sleep(0.25)
         for _ in range(100):
             if run.id not in self.keeper.books or run.scope.book.ended:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 from nats.errors import Error as NatsError
 from rlharvest.bus import subject
-from rlharvest.ledger.book import Ack
+from rlharvest.ledger.book import Ack, Outcome
 from rlharvest.ledger.record import Effects
 from rlharvest.ledger.response import OWNED, Response
 from rlharvest.noise import response_seed
@@ -29,6 +29,9 @@ INLINE_BYTES = 256 << 10
 
 MESSAGE_BYTES = 768 << 10
 """Largest message of assignments."""
+
+ACK_ROWS = 16_384
+"""Rows of one acknowledgement, so that it fits into a message."""
 
 REQUEST_S = 2.0
 """How long a worker may take to answer a request."""
@@ -57,7 +60,8 @@ class Courier:
     async def acknowledge_all(self, entries: Sequence[tuple[Entry, Effects]]) -> None:
         """Tell workers what of their spans is in the ledger."""
         now = self.scope.clock.monotonic()
-        acks: dict[tuple[str, int], spans_pb2.LedgerAck] = {}
+        # The last word on each response is all that a worker needs.
+        last: dict[tuple[str, int], dict[tuple[int, int], Outcome]] = {}
         for entry, effects in entries:
             if effects.flush is None:
                 continue
@@ -65,16 +69,23 @@ class Courier:
             seat = self.scope.roster.seats.get(entry.who)
             if seat is not None and seat.incarnation == incarnation:
                 seat.numerics_key = effects.flush.numerics_key or seat.numerics_key
-            ack = acks.setdefault((entry.who, incarnation), spans_pb2.LedgerAck(incarnation=incarnation))
+            rows = last.setdefault((entry.who, incarnation), {})
             for outcome in effects.outcomes:
-                ack.handle.append(outcome.handle)
-                ack.attempt.append(outcome.attempt)
-                ack.length.append(outcome.length)
-                ack.status.append(outcome.ack.value)
+                rows[outcome.handle, outcome.attempt] = outcome
                 if outcome.ack is Ack.APPLIED:
                     self.progress[outcome.handle] = now
-        for (worker, _incarnation), ack in acks.items():
-            await self.scope.nats.publish(subject("acks", self.scope.id, worker), ack.SerializeToString())
+        for (worker, incarnation), rows in last.items():
+            outcomes = list(rows.values())
+            for at in range(0, len(outcomes), ACK_ROWS):
+                part = outcomes[at : at + ACK_ROWS]
+                ack = spans_pb2.LedgerAck(
+                    incarnation=incarnation,
+                    handle=[outcome.handle for outcome in part],
+                    attempt=[outcome.attempt for outcome in part],
+                    length=[outcome.length for outcome in part],
+                    status=[outcome.ack.value for outcome in part],
+                )
+                await self.scope.nats.publish(subject("acks", self.scope.id, worker), ack.SerializeToString())
 
     def send(self, handles: Sequence[int]) -> None:
         """Send responses to their new owners."""

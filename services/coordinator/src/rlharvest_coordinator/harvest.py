@@ -63,7 +63,12 @@ class Harvest:
         """Batch -> groups committed to it."""
 
     async def start(self) -> None:
-        """Take over what SQL knows of the job."""
+        """Take over what SQL knows of the job; after a fault of SQL, once more."""
+        self.left.clear()
+        self.alive.clear()
+        self._accepted.clear()
+        self._committed.clear()
+        self._trained_tokens = 0
         for group in await groups.all_of(self.scope.sessions, self.scope.id):
             self.left[group.ordinal] = group.state
             if group.state != groups.DROPPED:

@@ -45,11 +45,20 @@ class Keeper:
         """Messages of jobs that are not open: ended, deleted, or of somebody else."""
         self.recoveries = 0
         """Times the books were taken from the store, the start included."""
+        self._applied_to = 0
+        """Sequence up to which everything is applied."""
+        self._known_to = 0
+        """Last sequence of the log at the last recovery."""
         self.on_recovery: Callable[[], None] = lambda: None
         self._positions: dict[str, Position] = {}
         self._numbers: Counter[str] = Counter()
         self._listeners: list[Listener] = []
         self._lock = asyncio.Lock()
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the books hold all that was in the log at the last recovery; before that a group may be missing."""
+        return self._applied_to >= self._known_to
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` after each batch that was applied and stored."""
@@ -148,7 +157,8 @@ class Keeper:
                     if effects.corrupt:
                         log.warning("ledger.corrupt", job=job, who=entry.who, problem=effects.corrupt)
                 await self._commit(book, position, fresh)
-            cursor = Position(self.log.identity, entries[-1].sequence)
+            self._applied_to = entries[-1].sequence
+            cursor = Position(self.log.identity, self._applied_to)
             await self._retry(lambda: self.store.set_cursor(self.epoch, cursor))
         return applied
 
@@ -188,6 +198,7 @@ class Keeper:
                         subject("resend", job), spans_pb2.Resend(epoch=self.epoch).SerializeToString()
                     )
             await self.log.start(start)
+            self._applied_to, self._known_to = start, info
         self.on_recovery()
         for job in list(self.books):
             await self.propose(job, [ledger_pb2.Change(begin=ledger_pb2.Begin())])

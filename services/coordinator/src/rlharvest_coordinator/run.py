@@ -44,6 +44,8 @@ class Run:
         self.harvest = Harvest(scope, self.courier)
         self.dispatcher = Dispatcher(scope, self.courier, self.harvest)
         self.closed = False
+        self.doubtful = False
+        """A write to SQL failed: it may have been made all the same, so SQL is read again."""
         self._waiting_number: int | None = None
         """Transition that is in the log and not applied yet."""
 
@@ -99,12 +101,16 @@ class Run:
         if self.scope.status in TERMINAL:
             await self._close()
             return
+        if self.doubtful:
+            await self.harvest.start()
+            self.doubtful = False
         await self.harvest.ask_for_scores()
         changes = await self.harvest.settle()
         if self.harvest.failure:
             await self.fail(self.harvest.failure)
             return
-        await self.harvest.form_batches()
+        if self.scope.keeper.caught_up:
+            await self.harvest.form_batches()
         if self._waiting_number is not None:
             return  # its effects are not in the book yet; what is due now is due in the next round as well
         if self.active:
