@@ -37,7 +37,7 @@ async def test_no_heartbeat_and_no_rejoin_follow_a_leave(before, world) -> None:
     async def leave() -> None:
         await asyncio.sleep(0.2)  # a heartbeat that was sent before the Leave is here by now
         beats = c.workers[name].beats
-        await c.order("rejoin", name, fleet_pb2.Rejoin(incarnation=incarnation, reason="unknown"))
+        await c.order("rejoin", name, fleet_pb2.Rejoin(incarnation=incarnation, reason="unknown", epoch=c.epoch))
         await asyncio.sleep(0.5)
         late.append(c.workers[name].beats - beats)
 

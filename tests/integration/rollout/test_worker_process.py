@@ -234,7 +234,7 @@ async def test_a_rejoin_drops_everything_and_joins_anew(world):
     old = c.workers[name].incarnation
     await c.assign(name, [c.assignment(1, budget=4000)])
     await c.until(lambda: length(world, 1) > 5, "5 tokens")
-    await c.order("rejoin", name, fleet_pb2.Rejoin(incarnation=old, reason="was dead"))
+    await c.order("rejoin", name, fleet_pb2.Rejoin(incarnation=old, reason="was dead", epoch=c.epoch))
     await c.until(lambda: c.workers[name].incarnation > old and c.workers[name].beat, "joined anew")
     assert not c.workers[name].beat.held
     reply = await world.lease(name)
@@ -242,6 +242,19 @@ async def test_a_rejoin_drops_everything_and_joins_anew(world):
     await c.assign(name, [c.assignment(1)])
     have = length(world, 1)
     await c.until(lambda: length(world, 1) > have + 20, "goes on")
+
+
+async def test_a_rejoin_of_a_coordinator_that_was_replaced_is_ignored(world):
+    """It knows nothing of who joined since; following it would throw tokens away."""
+    name, _ = await world.join()
+    c = world.coordinator
+    incarnation = c.workers[name].incarnation
+    await c.assign(name, [c.assignment(1, budget=4000)])
+    await c.until(lambda: length(world, 1) > 5, "5 tokens")
+    await c.order("rejoin", name, fleet_pb2.Rejoin(incarnation=incarnation, reason="unknown", epoch=c.epoch - 1))
+    have = length(world, 1)
+    await c.until(lambda: length(world, 1) > have + 20, "goes on")
+    assert c.workers[name].incarnation == incarnation
 
 
 async def test_an_abort_with_flush_publishes_first(world):
