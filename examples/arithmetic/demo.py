@@ -31,6 +31,7 @@ from rlharvest.testing.servers import free_port
 
 HERE = Path(__file__).resolve().parent
 console = Console(highlight=False)
+MOST_KILLS = 4
 
 
 def main() -> int:
@@ -76,7 +77,7 @@ def main() -> int:
         )
     after = right(trained, rows)
     gain = paired_gain(before, after)
-    picture = plot(curves, out / "reward.png", killed_step=killed)
+    picture = plot(curves, out / "reward.png", killed)
     reward = [value for value in curves["series"]["reward"] if value is not None]
     counters = found["counters"]
 
@@ -92,7 +93,7 @@ def main() -> int:
     table.add_row("optimizer steps", str(found["progress"]["step"]))
     table.add_row("versions published", f"{found['progress']['weight_version'] + 1} ({versions} kept)")
     table.add_row("tokens generated", f"{counters['generated_tokens']:,}")
-    table.add_row("workers killed with SIGKILL", "1, another one took its place")
+    table.add_row("workers killed with SIGKILL", f"{len(killed)}, another one took its place")
     table.add_row("responses that went on elsewhere", str(counters.get("reassigned", 0)))
     table.add_row("tokens salvaged from the dead worker", str(counters.get("salvaged_tokens", 0)))
     table.add_row("tokens regenerated (made, not yet sent)", str(counters.get("regenerated_tokens", 0)))
@@ -126,9 +127,11 @@ def system(data: Path, out: Path, workers: int) -> Iterator[Client]:
     port = free_port()
     log = out / "up.log"
     command = [Path(sys.executable).parent / "rlharvest", "up", "--data", data, "--port", str(port)]
-    command += ["--rollout", str(workers), "--root", out, "--root", HERE]
+    command += ["--rollout", str(workers), "--slots", "8", "--root", out, "--root", HERE]
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        # Responses are short here: publish oftener, so that a dying worker has published a part of them.
+        environment = {**os.environ, "RLHARVEST_FLUSH_S": "0.02"}
+        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment)
     client = Client(f"http://127.0.0.1:{port}")
     try:
         end = time.monotonic() + 120
@@ -151,9 +154,13 @@ def system(data: Path, out: Path, workers: int) -> Iterator[Client]:
             process.kill()
 
 
-def follow(client: Client, name: str, steps: int) -> int:
-    """Show progress until the job ends; kill a worker on the way. Return the step at which it died."""
-    killed_at = -1
+def follow(client: Client, name: str, steps: int) -> list[int]:
+    """Show progress until the job ends; kill a worker on the way. Return the steps at which one died.
+
+    A response of this job has four tokens, so a worker may die just before the first of them was published: then there was
+    nothing to salvage, and a few steps later another one dies.
+    """
+    killed: list[int] = []
     shown = 0
     while True:
         found = client.get_job(name)
@@ -163,36 +170,29 @@ def follow(client: Client, name: str, steps: int) -> int:
             reward = client.metrics(name, names=["reward"], from_step=step)["series"]["reward"][-1]
             bar = "█" * round(30 * reward)
             console.print(f"   step {step:>3}/{steps}  reward {reward:.3f} {bar}")
-        if killed_at < 0 and step >= min(3, steps // 4):
+        due = step >= (killed[-1] + 8 if killed else min(3, steps // 4)) and len(killed) < MOST_KILLS
+        if due and not found["counters"].get("salvaged_tokens", 0):
             victim = generating(client, name)
             if victim is not None:
                 os.kill(victim["pid"], signal.SIGKILL)
-                killed_at = step
+                killed.append(step)
                 console.print(
-                    f"   [bold]SIGKILL for worker {victim['id']} (process {victim['pid']}) while it generates "
-                    f"{victim['held']} responses.[/bold]"
+                    f"   [bold]SIGKILL for worker {victim['id']} (process {victim['pid']}) while it generates.[/bold]"
                 )
         if found["status"] in ("succeeded", "failed", "cancelled"):
-            return killed_at
-        time.sleep(0.02 if killed_at < 0 else 0.2)
+            return killed
+        time.sleep(0.02 if due else 0.2)
 
 
 def generating(client: Client, name: str) -> dict[str, Any] | None:
-    """Return a worker that is in the middle of a response, if there is one."""
-    for live in client.live_samples(name, limit=10):
-        if live["state"] != "streaming" or not live["length"]:
-            continue
-        try:
-            owner = client.sample(name, live["id"])["pieces"][-1]["worker"]
-            worker = client.worker(owner)
-        except RlharvestError:
-            continue  # it finished meanwhile
-        if worker["state"] == "ready" and worker["held"]:
-            return dict(worker)
+    """Return a worker that is in the middle of its responses, as soon as the first tokens of one are published."""
+    workers = [worker for worker in client.workers() if worker["state"] == "ready"]
+    if workers and any(live["state"] == "streaming" for live in client.live_samples(name)):
+        return dict(workers[0])
     return None
 
 
-def plot(curves: dict[str, Any], path: Path, *, killed_step: int) -> Path:
+def plot(curves: dict[str, Any], path: Path, killed: list[int]) -> Path:
     """Draw the reward by step."""
     import matplotlib
 
@@ -203,8 +203,9 @@ def plot(curves: dict[str, Any], path: Path, *, killed_step: int) -> Path:
     steps, rewards = curves["steps"], curves["series"]["reward"]
     points = [(step, reward) for step, reward in zip(steps, rewards, strict=True) if reward is not None]
     axes.plot([step for step, _ in points], [reward for _, reward in points], marker="o", markersize=3)
-    if killed_step >= 0:
-        axes.axvline(killed_step + 1, color="tab:red", linestyle="--", label="a worker is killed")
+    for index, step in enumerate(killed):
+        axes.axvline(step + 1, color="tab:red", linestyle="--", label="a worker is killed" if index == 0 else None)
+    if killed:
         axes.legend()
     axes.set(xlabel="optimizer step", ylabel="mean reward", title="GRPO on two-digit additions")
     axes.grid(alpha=0.3)
