@@ -93,7 +93,7 @@ def main() -> int:
     table.add_row("optimizer steps", str(found["progress"]["step"]))
     table.add_row("versions published", f"{found['progress']['weight_version'] + 1} ({versions} kept)")
     table.add_row("tokens generated", f"{counters['generated_tokens']:,}")
-    table.add_row("workers killed with SIGKILL", f"{len(killed)}, another one took its place")
+    table.add_row("workers killed with SIGKILL", f"{len(killed)}; another one took each place")
     table.add_row("responses that went on elsewhere", str(counters.get("reassigned", 0)))
     table.add_row("tokens salvaged from the dead worker", str(counters.get("salvaged_tokens", 0)))
     table.add_row("tokens regenerated (made, not yet sent)", str(counters.get("regenerated_tokens", 0)))
