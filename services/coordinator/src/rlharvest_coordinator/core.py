@@ -88,7 +88,7 @@ class Core:
         self.leadership = Leadership(
             sessions, f"{new_id('crd')}@{socket.gethostname()}", clock, lease_s=settings.lease_s
         )
-        self.keeper = Keeper(Log(nats), store, 0, self._next_epoch)
+        self.keeper = Keeper(Log(nats), store, 0, self.leadership.advance)
         timing = Timing(heartbeat_s=settings.heartbeat_s, deadline_s=settings.heartbeat_deadline_s)
         self.roster = Roster(nats, sessions, clock, timing, lambda: self.epoch)
         checkpoints = settings.checkpoints_dir or settings.data_dir / "checkpoints"
@@ -207,9 +207,6 @@ class Core:
         await self.leadership.release()
         await self.weights.close()
 
-    async def _next_epoch(self) -> int:
-        return await self.leadership.advance()
-
     async def _steady(self, name: str, work: Any) -> None:
         """Run `work` for ever; what may be over at the next try is tried again."""
         while True:
@@ -232,18 +229,13 @@ class Core:
         """Take up jobs that are new, and tell the runs of those that changed."""
         while True:
             for row in await jobs.unfinished(self.sessions):
-                if row.id in self.runs:
-                    self.runs[row.id].scope.row = row
-                    self.runs[row.id].scope.woken.set()
-                elif row.id not in self._preparing:
+                if row.id not in self.runs and row.id not in self._preparing:
                     self._preparing.add(row.id)
                     self._work(f"prepare {row.id}", self._take_up(row), may_end=True)
-            known = list(self.runs.values())
-            for run in known:
+            for run in list(self.runs.values()):
                 if not run.closed and run.scope.status not in TERMINAL:
                     await self._reread(run)
-                    if run.scope.status in TERMINAL:
-                        run.scope.woken.set()
+                    run.scope.woken.set()
             self._changed.clear()
             try:
                 async with asyncio.timeout(1.0):

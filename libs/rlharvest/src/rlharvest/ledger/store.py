@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from rlharvest.errors import Fenced, InfrastructureError, InvalidField
 from rlharvest.ledger import snapshot
@@ -186,9 +186,6 @@ class Store:
             if "Function not found" in str(error):
                 raise Diverged("the ledger's store is a new server: its functions are missing") from error
             raise
-
-    errors = (RedisError, OSError)
-    """What its calls raise when the server cannot be reached."""
 
 
 _CURSOR = "rlharvest:cursor"
