@@ -6,6 +6,7 @@ workers, so each response is compared with the uninterrupted run, token by token
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -134,6 +135,24 @@ def test_nats_comes_back_empty(system: System) -> None:
     wait_streaming(system, job)
     system.nats.kill()
     _remove(system.nats.directory / "jetstream")
+    system.nats.start()
+    finish(system, job, spec)
+
+
+def test_nats_loses_its_tail(system: System) -> None:
+    """A NATS whose disk lost the end of the stream: numbers come twice, the ledger sees it and starts a new stream."""
+    spec = spec_of(system)
+    job = system.submit(spec)
+    wait_streaming(system, job, tokens=2)
+    system.nats.kill()
+    saved = system.nats.directory.with_name("nats-saved")
+    shutil.copytree(system.nats.directory, saved)
+    system.nats.start()
+    wait_streaming(system, job, tokens=15)
+    system.nats.kill()
+    _remove(system.nats.directory / "jetstream")
+    shutil.copytree(saved / "jetstream", system.nats.directory / "jetstream", dirs_exist_ok=True)
+    shutil.rmtree(saved)
     system.nats.start()
     finish(system, job, spec)
 

@@ -224,7 +224,7 @@ async def test_a_store_that_lost_its_tail_is_brought_up_to_date_in_a_new_epoch(n
         # The server is as it was before them.
         await store.redis.ltrim(f"rlharvest:{{{JOB}}}:log", 0, records - 1)
         await store.redis.hset(f"rlharvest:{{{JOB}}}:head", "applied", str(kept.applied))
-        await store.redis.hset("rlharvest:cursor", "applied", str(cursor.applied))
+        await store.redis.hset("rlharvest:cursor", mapping={"applied": cursor.applied, "mark": cursor.mark})
         await send(nats, tokens(0, 5, 5))
         await until(lambda: recovered == [2] and length(keeper) == 10, "the recovery")
         assert keeper.epoch == keeper.recoveries == 2
@@ -334,3 +334,43 @@ async def test_nothing_is_purged_that_is_not_applied(
     assert await first_sequence(nats) == applied + 1
     await cancel([purging])
     await log.close()
+
+
+async def test_nothing_is_purged_that_the_store_lost_meanwhile(
+    nats: Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that comes back without its tail after the look at its cursor keeps the stream."""
+    monkeypatch.setattr(module, "PURGE_EVERY_S", 0.02)
+    async with keeping(nats, store, epoch=1) as keeper:
+        await begin(keeper)
+        early = await store.cursor()
+        await send(nats, tokens(0, 0, 5))
+        await until(lambda: length(keeper) == 5, "the tokens")
+        await until(lambda: keeper.caught_up, "the keeper to be at rest")
+
+        async def restarted() -> bool:
+            await store.redis.hset("rlharvest:cursor", "applied", str(early.applied))
+            return True
+
+        monkeypatch.setattr(store, "synced", restarted)
+        purging = asyncio.create_task(keeper.purge())
+        await asyncio.sleep(0.5)
+        assert await first_sequence(nats) <= early.applied + 1
+        await cancel([purging])
+
+
+async def test_a_stream_that_lost_its_tail_is_replaced(nats: Client, store: Store) -> None:
+    """Another message under a number that was read: a new stream is begun, nothing is skipped."""
+    async with keeping(nats, store, epoch=1) as keeper:
+        await begin(keeper)
+        await send(nats, tokens(0, 0, 5))
+        await until(lambda: length(keeper) == 5, "the first tokens")
+        identity, cursor = keeper.log.identity, await store.cursor()
+        # The number of the last message that was read is of another message now.
+        await store.redis.hset("rlharvest:cursor", "mark", str(cursor.mark + 1))
+        keeper.log._mark = cursor.mark + 1
+        await until(lambda: keeper.log.identity != identity, "the new stream")
+        await send(nats, tokens(0, 5, 5))
+        await until(lambda: length(keeper) == 10, "the tokens of the new stream")
+        assert keeper.recoveries == 2
+        assert keeper.books[JOB].responses[0].ids.tolist() == list(range(10))

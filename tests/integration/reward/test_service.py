@@ -260,7 +260,7 @@ async def test_a_queue_whose_consumer_was_deleted_is_opened_again(world: World) 
     assert (await world.results(2))[1].reward == 1.0
 
 
-async def test_asking_twice_gives_one_result(world: World) -> None:
+async def test_a_question_that_comes_twice_gives_one_result(world: World) -> None:
     await world.serve()
     asked = request(0, "#### 4", NUMERIC, ground_truth="4")
     await world.ask(asked)
@@ -271,6 +271,19 @@ async def test_asking_twice_gives_one_result(world: World) -> None:
 
     await world.until(empty)
     await world.results(1)
+
+
+async def test_an_answer_that_the_ledger_lost_is_given_again(world: World) -> None:
+    """NATS remembers the ids of messages that were purged: the answer to a second question must not look like the first."""
+    await world.serve()
+    asked = request(0, "#### 4", NUMERIC, ground_truth="4")
+    asked.question, asked.attempt = "1.1", 7
+    await world.ask(asked)
+    await world.results(1)
+    await world.js.purge_stream(bus.LEDGER)
+    asked.question = "2.1"
+    await world.ask(asked, again=1)
+    assert (await world.results(1))[0].attempt == 7
 
 
 async def test_a_message_that_is_no_request_does_not_stop_the_queue(world: World) -> None:

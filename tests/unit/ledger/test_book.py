@@ -141,6 +141,16 @@ def test_late_scores_are_ignored() -> None:
     assert book.counters["late_scores"] == 2
 
 
+def test_a_score_of_tokens_that_were_lost_is_late() -> None:
+    """The response was generated again by another attempt: the reward of its first tokens is not its reward."""
+    book = started()
+    entry = pack(flush(span(0, attempt_of(1, 1), 0, 2, finish=Finish.EOS)))
+    apply(book, "spans", entry)
+    assert not book.score(scores_pb2.ScoreResult(job="job", handle=0, attempt=attempt_of(1, 2), reward=1.0))
+    assert book.counters["late_scores"] == 1
+    assert book.score(scores_pb2.ScoreResult(job="job", handle=0, attempt=attempt_of(1, 1), reward=1.0))
+
+
 def test_a_score_that_names_another_job_or_none_is_corrupt() -> None:
     """An empty message decodes as reward 0 for response 0: it is not trained as that."""
     book = started()

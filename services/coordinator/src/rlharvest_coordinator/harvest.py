@@ -97,15 +97,22 @@ class Harvest:
             group = self.scope.book.groups.get(response.group)
             if number is None or group is None:
                 continue
+            # The epoch is in its name: a new coordinator's question must not pass for the old one's duplicate.
+            name = f"{self.scope.keeper.epoch}.{number}"
             question = scoring.request(
-                self.scope.id, self.scope.spec, self.scope.prepared, group, response, step=self.scope.row.step
+                self.scope.id,
+                self.scope.spec,
+                self.scope.prepared,
+                group,
+                response,
+                step=self.scope.row.step,
+                question=name,
             )
             if question.ByteSize() > MAX_PAYLOAD_BYTES - HEADROOM_BYTES:
                 self._too_large[response.handle] = question.ByteSize()
                 self.questions.asked[response.handle] = (now, number)
                 continue
-            # The epoch is in the id: a new coordinator's question must not pass for the old one's duplicate.
-            identity = f"{self.scope.id}:{response.handle}:{question.reward_digest}:{self.scope.keeper.epoch}.{number}"
+            identity = f"{self.scope.id}:{response.handle}:{question.reward_digest}:{name}"
             try:
                 await self.scope.js.publish(
                     subject("score", self.scope.id, "reward"),

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from rlharvest.bus import subject
 from rlharvest.ledger.book import Book
 from rlharvest.ledger.record import Effects, Kind, apply
-from rlharvest.ledger.store import Diverged, Position, Store
+from rlharvest.ledger.store import Cursor, Diverged, Position, Store
 from rlharvest.v1 import ledger_pb2, spans_pb2
 
 from rlharvest_coordinator.log import Entry, Log, StreamChanged
@@ -131,8 +131,9 @@ class Keeper:
             if below <= 0:
                 continue
             try:
-                # The store acknowledges when its append-only file is on disk up to here.
-                if await self.store.synced() and identity == self.log.identity:
+                # The store acknowledges when its append-only file is on disk up to here. That it is at the cursor still
+                # shows that it is the store which was written: one that came back without its tail needs the stream.
+                if await self.store.synced() and await self._cursor() >= below and identity == self.log.identity:
                     await self.log.purge(below + 1)
             except Exception as error:  # noqa: BLE001 - nothing is lost by purging later
                 log.warning("ledger.purge_failed", error=repr(error))
@@ -158,7 +159,7 @@ class Keeper:
                         log.warning("ledger.corrupt", job=job, who=entry.who, problem=effects.corrupt)
                 await self._commit(book, position, fresh)
             self._applied_to = entries[-1].sequence
-            cursor = Position(self.log.identity, self._applied_to)
+            cursor = Cursor(self.log.identity, self._applied_to, entries[-1].mark)
             await self._retry(lambda: self.store.set_cursor(self.epoch, cursor))
         return applied
 
@@ -186,10 +187,9 @@ class Keeper:
             if self.recoveries:
                 self.epoch = await self._new_epoch()
             self.recoveries += 1
-            info = await self._reopen()
-            identity, cursor = await self._read_cursor()
-            same = identity == self.log.identity
-            start = min(cursor, info) if same else 0
+            cursor = await self._retry(self.store.cursor)
+            end, same = await self._reopen(cursor)
+            start, mark = (cursor.applied, cursor.mark) if same else (0, 0)
             for job in list(self.books):
                 await self._begin(job, end=start if same else 0)
             if not same:
@@ -197,17 +197,24 @@ class Keeper:
                     await self.log.nats.publish(
                         subject("resend", job), spans_pb2.Resend(epoch=self.epoch).SerializeToString()
                     )
-            await self.log.start(start)
-            self._applied_to, self._known_to = start, info
+            await self.log.start(start, mark)
+            self._applied_to, self._known_to = start, end
         self.on_recovery()
         for job in list(self.books):
             await self.propose(job, [ledger_pb2.Change(begin=ledger_pb2.Begin())])
         log.info("ledger.recovered", jobs=len(self.books), after=start, same_stream=same)
 
-    async def _reopen(self) -> int:
+    async def _reopen(self, cursor: Cursor) -> tuple[int, bool]:
+        """Open the log; return its end and whether it is the stream of the cursor. One that lost its tail is replaced."""
         while True:
             try:
-                return int((await self.log.open()).state.last_seq)
+                await self.log.open()
+                same = cursor.stream == self.log.identity
+                if same and not await self.log.holds(cursor.applied, cursor.mark):
+                    log.warning("ledger.log_lost_its_tail", applied=cursor.applied)
+                    await self.log.replace()
+                    same = False
+                return int((await self.log.open()).state.last_seq), same
             except Exception as error:  # noqa: BLE001 - NATS is away; there is nothing to do but wait for it
                 log.warning("ledger.waiting_for_nats", error=repr(error))
                 await asyncio.sleep(0.25)
@@ -228,13 +235,9 @@ class Keeper:
         self.books[job] = book
         self._positions[job] = position
 
-    async def _read_cursor(self) -> tuple[str, int]:
-        position = await self._retry(self.store.cursor)
-        return position.stream, position.applied
-
     async def _cursor(self) -> int:
-        identity, sequence = await self._read_cursor()
-        return sequence if identity == self.log.identity else 0
+        cursor = await self._retry(self.store.cursor)
+        return cursor.applied if cursor.stream == self.log.identity else 0
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call the store until it answers."""

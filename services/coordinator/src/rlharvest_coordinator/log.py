@@ -1,13 +1,15 @@
 """The LEDGER stream as the coordinator reads and writes it: every message once, in order, from a sequence on.
 
 Invariants: `read` yields the stream's messages without a gap, in order of sequence, whatever NATS does in between (restarts,
-reconnects, a consumer that is gone); a stream that is new or was emptied is found by its identity; a transition is published
+reconnects, a consumer that is gone); a stream that is new or was emptied is found by its identity, one that lost its tail
+by what it holds at the place that was read last; a transition is published
 until NATS says that it is durable, under one Msg-Id, so that it is in the log once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from dataclasses import dataclass
 
 import structlog
@@ -15,7 +17,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, StreamInfo
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NotFoundError
 from rlharvest.bus import LEDGER, ensure_streams, parse_subject, subject
 from rlharvest.v1 import ledger_pb2
 
@@ -29,7 +31,7 @@ IDLE_S = 1.0
 
 
 class StreamChanged(Exception):
-    """The stream is another one than before: new, or emptied."""
+    """The stream is another one than before: new, emptied, or without its tail."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
@@ -46,6 +48,11 @@ class Entry:
     who: str
     data: bytes
 
+    @property
+    def mark(self) -> int:
+        """Digest of the message, never 0."""
+        return zlib.crc32(self.data) or 1
+
 
 class Log:
     """The stream, seen by one coordinator."""
@@ -57,6 +64,8 @@ class Log:
         """Of the stream that is read: the time of its creation."""
         self.delivered = 0
         """Sequence of the last message that `read` returned."""
+        self._mark = 0
+        """Digest of that message; 0: not known."""
         self._subscription: JetStreamContext.PushSubscription | None = None
 
     async def open(self) -> StreamInfo:
@@ -65,10 +74,28 @@ class Log:
         self.identity = _identity(info)
         return info
 
-    async def start(self, after: int) -> None:
-        """Read from the message after sequence `after` on."""
+    async def holds(self, sequence: int, mark: int) -> bool:
+        """Whether the stream has, or had and purged, the message with this digest at this sequence."""
+        state = (await self.js.stream_info(LEDGER)).state
+        if state.last_seq < sequence:
+            return False
+        if not mark or sequence < state.first_seq:
+            return True
+        try:
+            message = await self.js.get_msg(LEDGER, seq=sequence)
+        except NotFoundError:
+            return True  # purged meanwhile
+        return (zlib.crc32(message.data or b"") or 1) == mark
+
+    async def replace(self) -> None:
+        """Begin a new stream: the old one lost messages that were read, and has given their numbers to others since."""
+        await self.js.delete_stream(LEDGER)
+        await self.open()
+
+    async def start(self, after: int, mark: int = 0) -> None:
+        """Read from the message after sequence `after`, whose digest is `mark`, on."""
         await self._unsubscribe()
-        self.delivered = after
+        self.delivered, self._mark = after, mark
         self._subscription = await self.js.subscribe(
             "",
             stream=LEDGER,
@@ -88,7 +115,7 @@ class Log:
         entries: list[Entry] = []
         try:
             if self._subscription is None:
-                await self.start(self.delivered)
+                await self.start(self.delivered, self._mark)
             assert self._subscription is not None
             message = await self._subscription.next_msg(timeout=IDLE_S)
             while True:
@@ -107,6 +134,8 @@ class Log:
         except (TimeoutError, NatsError, APIError) as error:
             if not entries:
                 await self._check(error)
+        if entries:
+            self._mark = entries[-1].mark
         return entries
 
     async def publish(self, job: str, transition: ledger_pb2.Transition) -> int:
@@ -133,12 +162,13 @@ class Log:
         """After a silent second: is the stream still the one, and did anything not come?"""
         try:
             info = (await ensure_streams(self.js))[LEDGER]
+            identity = _identity(info)
+            same = identity == self.identity and await self.holds(self.delivered, self._mark)
         except (TimeoutError, NatsError, APIError) as problem:
             log.warning("log.unreachable", error=repr(problem))
             await asyncio.sleep(0.2)
             return
-        identity = _identity(info)
-        if identity != self.identity or info.state.last_seq < self.delivered:
+        if not same:
             await self._unsubscribe()
             raise StreamChanged(identity) from error
         if info.state.last_seq > self.delivered:

@@ -39,7 +39,7 @@ class Questions:
 
 
 def request(
-    job: str, spec: JobSpec, prepared: Prepared, group: Group, response: Response, *, step: int
+    job: str, spec: JobSpec, prepared: Prepared, group: Group, response: Response, *, step: int, question: str
 ) -> scores_pb2.ScoreRequest:
     """Return the question for a finished response."""
     row = group.prompt
@@ -58,4 +58,6 @@ def request(
         columns_json=json.dumps(prepared.dataset.columns(row), ensure_ascii=False),
         truncated=response.finish is Finish.LENGTH,
         step=step,
+        question=question,
+        attempt=response.writer,
     )

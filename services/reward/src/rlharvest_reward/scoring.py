@@ -119,7 +119,9 @@ class Scorer:
             OSError: this machine could not start a process (memory, descriptors); the request may be tried again.
         """
         began = time.monotonic()
-        result = scores_pb2.ScoreResult(job=request.job, handle=request.handle, reward_digest=request.reward_digest)
+        result = scores_pb2.ScoreResult(
+            job=request.job, handle=request.handle, attempt=request.attempt, reward_digest=request.reward_digest
+        )
         sample: dict[str, Any] | None = None
         try:
             sample = sample_of(request)
@@ -127,7 +129,7 @@ class Scorer:
             outcomes = await self._all(request.reward_digest, rewards, sample)
             for reward, outcome in zip(rewards, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
-                    result.components.add(name=name_of(reward), value=outcome, weight=reward.weight)
+                    result.components.add(name=shorten(name_of(reward), 200), value=outcome, weight=reward.weight)
             for outcome in outcomes:
                 if isinstance(outcome, Exception):
                     raise outcome

@@ -1,9 +1,9 @@
 """Work from the SCORES queue, results into the ledger's log.
 
 Invariants: a request is acknowledged only after the PubAck of its result, so a lost replica loses none; while a request
-is in work its delivery is kept alive; the result's id depends on (job, handle, digest) alone, so doing a request twice
-is harmless. The queue is opened again after any fault, and after SILENCE_S without any word from the server; readiness
-says so meanwhile.
+is in work its delivery is kept alive; the result's id is the question's, so doing a request twice is harmless, and an
+answer that the ledger lost is not taken for a duplicate when it is asked for again. The queue is opened again after any
+fault, and after SILENCE_S without any word from the server; readiness says so meanwhile.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class RewardService:
             alive = self._supervisor.spawn("keep-alive", self._keep_alive(message))
             try:
                 result = await self._scorer.score(request)
-                await self._publish(result)
+                await self._publish(result, request.question)
                 await message.ack()
             except asyncio.CancelledError:
                 if self._nc.is_connected:
@@ -162,10 +162,10 @@ class RewardService:
             except NatsError as error:
                 log.warning("reward.keep_alive", error=repr(error))
 
-    async def _publish(self, result: scores_pb2.ScoreResult) -> None:
+    async def _publish(self, result: scores_pb2.ScoreResult, question: str) -> None:
         """Publish until the log has it: a full or absent stream pushes back on the queue."""
         subject = bus.subject("scored", result.job, CONSUMER)
-        identity = f"{result.job}:{result.handle}:{result.reward_digest}"
+        identity = f"{result.job}:{result.handle}:{result.reward_digest}:{question}"
         data = result.SerializeToString()
         wait_s = 0.1
         while True:

@@ -100,9 +100,9 @@ class Book:
         self.counters["finished"] += 1
 
     def score(self, result: scores_pb2.ScoreResult) -> bool:
-        """Apply a reward; return whether it was news."""
+        """Apply a reward; return whether it was news. One for other tokens than the response has now is not."""
         response = self.responses.get(result.handle)
-        if response is None or response.state is not State.FINISHED:
+        if response is None or response.state is not State.FINISHED or response.writer != result.attempt:
             self.counters["late_scores"] += 1
             return False
         response.score = result

@@ -65,12 +65,13 @@ local function compact(keys, argv)
   return 'OK'
 end
 
--- KEYS cursor. ARGV epoch, stream, applied: every message up to `applied` is applied to every job. Never goes back.
+-- KEYS cursor. ARGV epoch, stream, applied, mark: every message up to `applied`, whose digest is `mark`, is applied to every
+-- job. Never goes back.
 local function cursor(keys, argv)
   local have = redis.call('HMGET', keys[1], 'epoch', 'stream', 'applied')
   if tonumber(have[1] or '0') > tonumber(argv[1]) then return redis.error_reply('FENCED ' .. have[1]) end
   if have[2] == argv[2] and tonumber(have[3]) > tonumber(argv[3]) then return 'OK' end
-  redis.call('HSET', keys[1], 'epoch', argv[1], 'stream', argv[2], 'applied', argv[3])
+  redis.call('HSET', keys[1], 'epoch', argv[1], 'stream', argv[2], 'applied', argv[3], 'mark', argv[4])
   return 'OK'
 end
 

@@ -95,6 +95,11 @@ class Response:
         """Version of the newest token."""
         return self.runs[-1].version if self.runs else None
 
+    @property
+    def writer(self) -> int:
+        """Attempt that generated the newest token; 0 without any."""
+        return self.pieces[-1].attempt if self.pieces else 0
+
     def restore(self, ids: Ids, logprobs: Logprobs) -> None:
         """Set the tokens of a response that comes from a snapshot."""
         self._ids, self._logprobs, self.length = [ids], [logprobs], len(ids)

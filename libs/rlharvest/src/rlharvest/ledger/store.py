@@ -42,6 +42,18 @@ class Position:
     """Sequence of the last message applied."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How much of the log is applied to every job."""
+
+    stream: str
+    """Identity of the stream."""
+    applied: int
+    """Sequence of the last message applied."""
+    mark: int = 0
+    """Digest of that message: a stream that holds another one there is not the one that was read. 0: not known."""
+
+
 class Store:
     """Books of all jobs in one Redis or Valkey."""
 
@@ -143,18 +155,18 @@ class Store:
         )
         log.debug("ledger.compacted", job=book.job, responses=len(book.responses))
 
-    async def cursor(self) -> Position:
+    async def cursor(self) -> Cursor:
         """Return up to where every message of the log is applied to every job that was open."""
-        stream, applied = await self.redis.hmget(_CURSOR, "stream", "applied")
-        return Position(_bytes(stream or b"").decode(), int(applied or 0))
+        stream, applied, mark = await self.redis.hmget(_CURSOR, "stream", "applied", "mark")
+        return Cursor(_bytes(stream or b"").decode(), int(applied or 0), int(mark or 0))
 
-    async def set_cursor(self, epoch: int, position: Position) -> None:
+    async def set_cursor(self, epoch: int, cursor: Cursor) -> None:
         """Note up to where the log is applied; call it after the commits, so that it never runs ahead of them.
 
         Raises:
             Fenced: a coordinator of a higher epoch took over.
         """
-        await self._call("rlharvest_cursor", [_CURSOR], [epoch, position.stream, position.applied])
+        await self._call("rlharvest_cursor", [_CURSOR], [epoch, cursor.stream, cursor.applied, cursor.mark])
 
     async def synced(self) -> bool:
         """Wait until what was written is on the server's disk; False if that takes over two seconds."""

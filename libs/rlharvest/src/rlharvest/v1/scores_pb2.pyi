@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class ScoreRequest(_message.Message):
     """Coordinator -> stream SCORES (work queue), subject rlharvest.v1.score.<job>.reward.
-    Nats-Msg-Id "<job>:<handle>:<reward_digest>:<try>". Idempotent by (job, handle, reward_digest).
+    Nats-Msg-Id "<job>:<handle>:<reward_digest>:<question>". Idempotent by (job, handle, attempt, reward_digest).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -39,6 +39,8 @@ class ScoreRequest(_message.Message):
     COLUMNS_JSON_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     handle: _builtins.int
     response_id: _builtins.str
@@ -62,6 +64,10 @@ class ScoreRequest(_message.Message):
     """finished by length"""
     step: _builtins.int
     """optimizer steps done when it was asked"""
+    question: _builtins.str
+    """"<epoch>.<try>": an answer to one question never passes for the duplicate of another's"""
+    attempt: _builtins.int
+    """that generated the last token: the answer is for these tokens and no others"""
     def __init__(
         self,
         *,
@@ -78,10 +84,12 @@ class ScoreRequest(_message.Message):
         columns_json: _builtins.str = ...,
         truncated: _builtins.bool = ...,
         step: _builtins.int = ...,
+        question: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns_json", b"columns_json", "completion", b"completion", "completion_ids", b"completion_ids", "handle", b"handle", "job", b"job", "prompt_ids", b"prompt_ids", "prompt_json", b"prompt_json", "prompt_text", b"prompt_text", "response_id", b"response_id", "reward_digest", b"reward_digest", "rewards_json", b"rewards_json", "step", b"step", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "columns_json", b"columns_json", "completion", b"completion", "completion_ids", b"completion_ids", "handle", b"handle", "job", b"job", "prompt_ids", b"prompt_ids", "prompt_json", b"prompt_json", "prompt_text", b"prompt_text", "question", b"question", "response_id", b"response_id", "reward_digest", b"reward_digest", "rewards_json", b"rewards_json", "step", b"step", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -150,7 +158,7 @@ Global___RewardError: _TypeAlias = RewardError  # noqa: Y015
 
 @_typing.final
 class ScoreResult(_message.Message):
-    """Reward service -> stream LEDGER, subject rlharvest.v1.scored.<job>.reward, Nats-Msg-Id "<job>:<handle>:<reward_digest>"."""
+    """Reward service -> stream LEDGER, subject rlharvest.v1.scored.<job>.reward, Nats-Msg-Id "<job>:<handle>:<reward_digest>:<question>"."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -161,12 +169,15 @@ class ScoreResult(_message.Message):
     COMPONENTS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     handle: _builtins.int
     reward_digest: _builtins.str
     reward: _builtins.float
     """the weighted sum of the components with a value"""
     seconds: _builtins.float
+    attempt: _builtins.int
+    """of the question"""
     @_builtins.property
     def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewardComponent]: ...
     @_builtins.property
@@ -183,10 +194,11 @@ class ScoreResult(_message.Message):
         components: _abc.Iterable[Global___RewardComponent] | None = ...,
         error: Global___RewardError | None = ...,
         seconds: _builtins.float = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "error", b"error", "handle", b"handle", "job", b"job", "reward", b"reward", "reward_digest", b"reward_digest", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "components", b"components", "error", b"error", "handle", b"handle", "job", b"job", "reward", b"reward", "reward_digest", b"reward_digest", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
