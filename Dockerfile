@@ -11,7 +11,9 @@ FROM python:3.11-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN python3 -m venv /opt/rlharvest && \
     useradd --uid 10001 --user-group --create-home rlharvest && \
-    install -d -o rlharvest -g rlharvest /data /checkpoints /workspace
+    install -d -o rlharvest -g rlharvest /data /checkpoints /weights /workspace && \
+    for holder in coordinator trainer weights reward rollout nats valkey postgres; do \
+        install -d -o rlharvest -g rlharvest /secrets/$holder; done
 ENV PATH=/opt/rlharvest/bin:$PATH \
     RLHARVEST_DATA_DIR=/data RLHARVEST_HEALTH_HOST=0.0.0.0 RLHARVEST_HEALTH_PORT=8081 RLHARVEST_LOG_FORMAT=json
 WORKDIR /build

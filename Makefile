@@ -47,6 +47,8 @@ proto: setup
 bench: setup
 	$(BIN)/python -m benchmarks.preemption
 	$(BIN)/python -m benchmarks.recovery
+	$(BIN)/python -m benchmarks.ingest
+	$(BIN)/python -m benchmarks.overhead
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

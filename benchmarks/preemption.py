@@ -27,7 +27,6 @@ import argparse
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from typing import Any
 
 from rlharvest.testing.system import Service, System
 
+from benchmarks import command
 from benchmarks.audit import Auditor
 from benchmarks.journal import lines, wait_line
 from benchmarks.processor import busy, import_seconds
@@ -242,7 +242,7 @@ def measure(report: Report, directory: Path) -> None:
         "RLHARVEST_FLUSH_S": str(FLUSH_S),
         "RLHARVEST_HEARTBEAT_DEADLINE_S": str(DEADLINE_S),
     }
-    with System(directory, workers=2, slots=16, settings=settings) as system, Wiretap(system.nats.url) as tap:
+    with System(directory, workers=2, slots=16, settings=settings) as system, Wiretap(system.nats) as tap:
         bench = Bench(system, tap)
         kills, twice = bench.losses(signal.SIGKILL, "worker.dead")
         flushes = [loss.regenerated / loss.flush_tokens for loss in kills]
@@ -268,22 +268,20 @@ def _times(report: Report, name: str, losses: list[Loss]) -> None:
     report.median(f"{name}_to_new_token", "s", [loss.total_s for loss in losses])
 
 
+def bars(report: Report) -> None:
+    """Say what the figures must be."""
+    report.bar("sigkill_regenerated_flushes", 1.0, "one flush")
+    report.bar("published_tokens_generated_again", 0, "none")
+    report.bar("tokens_lost", 0, "none")
+    report.bar("sigkill_to_new_token", DEADLINE_S + 1.0, "heartbeat deadline + 1 s")
+    report.bar("sigterm_to_new_token", SIGTERM_BAR_S, "0.5 s")
+    report.bar("false_deaths_under_full_load", 0, "none")
+
+
 def main() -> int:
     """Measure, print, and return the exit status."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    report = Report("preemption")
-    with tempfile.TemporaryDirectory(prefix="rlharvest-bench-") as directory:
-        try:
-            measure(report, Path(directory))
-        finally:
-            report.bar("sigkill_regenerated_flushes", 1.0, "one flush")
-            report.bar("published_tokens_generated_again", 0, "none")
-            report.bar("tokens_lost", 0, "none")
-            report.bar("sigkill_to_new_token", DEADLINE_S + 1.0, "heartbeat deadline + 1 s")
-            report.bar("sigterm_to_new_token", SIGTERM_BAR_S, "0.5 s")
-            report.bar("false_deaths_under_full_load", 0, "none")
-            status = report.finish()
-    return status
+    return command.run("preemption", measure, bars)
 
 
 if __name__ == "__main__":

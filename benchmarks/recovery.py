@@ -23,15 +23,14 @@ import argparse
 import random
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlharvest.client import Client
 from rlharvest.testing.system import System
 
+from benchmarks import command
 from benchmarks.audit import Auditor
 from benchmarks.journal import wait_line
 from benchmarks.processor import import_seconds
@@ -105,7 +104,7 @@ class Bench:
             if standby:
                 self.leader, self.follower = self.follower, self.leader
                 self.system.client.close()
-                self.system.client = Client(f"http://127.0.0.1:{self.leader.environment['RLHARVEST_API_PORT']}")
+                self.system.client = self.system.api(int(self.leader.environment["RLHARVEST_API_PORT"]))
             else:
                 self.leader.start()
             found.append(self.takeover(job, before, wall, at, started=not standby))
@@ -140,7 +139,7 @@ def _work_waits(tape: Tape) -> bool:
 def measure(report: Report, directory: Path) -> None:
     """Run everything."""
     settings = {"RLHARVEST_LOG_FORMAT": "json", "RLHARVEST_LEASE_S": str(LEASE_S)}
-    with System(directory, workers=2, slots=8, settings=settings) as system, Wiretap(system.nats.url) as tap:
+    with System(directory, workers=2, slots=8, settings=settings) as system, Wiretap(system.nats) as tap:
         bench = Bench(system, tap)
         for name, standby in (("cold", False), ("hot", True)):
             found = bench.run(standby=standby)
@@ -156,22 +155,20 @@ def measure(report: Report, directory: Path) -> None:
     report.count("responses_moved", "responses", bench.reassigned)
 
 
+def bars(report: Report) -> None:
+    """Say what the figures must be."""
+    imports = report.figures.get("coordinator_import")
+    imported_s = statistics.median(imports.values) if imports is not None else float("nan")
+    report.bar("cold_to_first_assignment", imported_s + COLD_BAR_S, "import + 2 s")
+    report.bar("hot_to_first_assignment", LEASE_S + HOT_BAR_S, "lease + 1 s")
+    report.bar("tokens_lost", 0, "none")
+    report.bar("tokens_thrown_away", 0, "none")
+
+
 def main() -> int:
     """Measure, print, and return the exit status."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    report = Report("recovery")
-    with tempfile.TemporaryDirectory(prefix="rlharvest-bench-") as directory:
-        try:
-            measure(report, Path(directory))
-        finally:
-            imports = report.figures.get("coordinator_import")
-            imported_s = statistics.median(imports.values) if imports is not None else float("nan")
-            report.bar("cold_to_first_assignment", imported_s + COLD_BAR_S, "import + 2 s")
-            report.bar("hot_to_first_assignment", LEASE_S + HOT_BAR_S, "lease + 1 s")
-            report.bar("tokens_lost", 0, "none")
-            report.bar("tokens_thrown_away", 0, "none")
-            status = report.finish()
-    return status
+    return command.run("recovery", measure, bars)
 
 
 if __name__ == "__main__":

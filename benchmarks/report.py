@@ -37,16 +37,24 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The most that a figure may be."""
+    """The most, or the least, that a figure may be."""
 
     figure: Figure | None
     limit: float
     meaning: str
+    least: bool = False
 
     @property
     def met(self) -> bool:
         value = self.figure.value if self.figure is not None else None
-        return value is not None and math.isfinite(self.limit) and value <= self.limit
+        if value is None or not math.isfinite(self.limit):
+            return False
+        return value >= self.limit if self.least else value <= self.limit
+
+    @property
+    def text(self) -> str:
+        """The bar for people."""
+        return f"{'≥' if self.least else '≤'} {_number(self.limit)} ({self.meaning})"
 
 
 @dataclass(slots=True)
@@ -68,6 +76,10 @@ class Report:
     def bar(self, name: str, limit: float, meaning: str) -> None:
         """Say that figure `name` must be at most `limit`; a figure that is not there misses its bar."""
         self.bars[name] = Bar(self.figures.get(name), float(limit), meaning)
+
+    def least(self, name: str, limit: float, meaning: str) -> None:
+        """Say that figure `name` must be at least `limit`; a figure that is not there misses its bar."""
+        self.bars[name] = Bar(self.figures.get(name), float(limit), meaning, least=True)
 
     @property
     def ok(self) -> bool:
@@ -92,12 +104,12 @@ class Report:
                     _number(min(figure.values)) if spread else "",
                     _number(max(figure.values)) if spread else "",
                     str(len(figure.values)),
-                    f"≤ {_number(bar.limit)} ({bar.meaning})" if bar is not None else "",
+                    bar.text if bar is not None else "",
                     "" if bar is None else "met" if bar.met else "MISSED",
                 )
             )
         rows += [
-            (name.replace("_", " "), "not measured", "", "", "0", f"≤ {_number(bar.limit)} ({bar.meaning})", "MISSED")
+            (name.replace("_", " "), "not measured", "", "", "0", bar.text, "MISSED")
             for name, bar in self.bars.items()
             if name not in self.figures
         ]

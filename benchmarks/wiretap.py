@@ -22,6 +22,7 @@ from rlharvest import bus
 from rlharvest.errors import Unavailable
 from rlharvest.ledger.response import epoch_of
 from rlharvest.spans import Finish, Flush, Span, unpack
+from rlharvest.testing.servers import NatsServer
 from rlharvest.v1 import fleet_pb2, ledger_pb2
 
 T = TypeVar("T")
@@ -185,8 +186,8 @@ class Tape:
 class Wiretap:
     """Records the jobs of one system, in a thread of its own, until it is closed."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, server: NatsServer) -> None:
+        self._server = server
         self._tapes: dict[str, Tape] = {}
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -197,7 +198,7 @@ class Wiretap:
     def __enter__(self) -> Wiretap:
         self._thread.start()
         if not self._listening.wait(15):
-            raise Unavailable(f"NATS does not answer at {self._url}")
+            raise Unavailable(f"NATS does not answer at {self._server.url}")
         return self
 
     def __exit__(
@@ -220,7 +221,7 @@ class Wiretap:
 
     async def _listen(self) -> None:
         self._loop = asyncio.get_running_loop()
-        nats = await bus.connect(self._url, "wiretap", timeout_s=10)
+        nats = await bus.connect(self._server.url, "wiretap", timeout_s=10, credential=self._server.credential)
         for kind in _KINDS:
             await nats.subscribe(bus.subject(kind, "*", "*"), cb=self._heard)
         await nats.flush()

@@ -17,7 +17,8 @@ HEAD = """\
 
 Every service reads its settings from environment variables. `rlharvest up` sets most of them and passes the rest of its own
 environment on; the compose file lists what it sets. A value may come from a file instead: `RLHARVEST_API_TOKEN_FILE` names a
-file whose content is taken for `RLHARVEST_API_TOKEN`, and so with every other variable.
+file whose content is taken for `RLHARVEST_API_TOKEN`, and so with every other variable. Else a secret comes from the file of
+its name in `RLHARVEST_SECRETS_DIR`. Files of tokens are read again when they change.
 """
 
 CLIENT = """
@@ -27,6 +28,7 @@ CLIENT = """
 | --- | --- |
 | `RLHARVEST_URL` | Server that commands speak to; the same as `--url`. |
 | `RLHARVEST_TOKEN` | Bearer token that they send; the same as `--token`. |
+| `RLHARVEST_TLS_CA` | PEM file of the authorities that they believe, for an https:// server. |
 | `RLHARVEST_DATA_DIR` | Data directory of `rlharvest up`, `ps`, `scale` and `doctor`; the same as `--data`. |
 | `RLHARVEST_WEIGHTS_URL` | Weight service that `rlharvest export` reads from where checkpoints are on another machine. |
 | `OMP_NUM_THREADS` | Threads of each torch process of `rlharvest up`, unless `--threads` is given. |

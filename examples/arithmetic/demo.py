@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -72,7 +73,7 @@ def main() -> int:
         subprocess.run(
             [Path(sys.executable).parent / "rlharvest", "export", name, trained],
             check=True,
-            env={**os.environ, "RLHARVEST_URL": client.url},
+            env={**os.environ, "RLHARVEST_URL": client.url, "RLHARVEST_TOKEN": client.token or ""},
             stdout=subprocess.DEVNULL,
         )
     after = right(trained, rows)
@@ -130,9 +131,10 @@ def system(data: Path, out: Path, workers: int) -> Iterator[Client]:
     command += ["--rollout", str(workers), "--slots", "8", "--root", out, "--root", HERE]
     with log.open("w") as output:
         # Responses are short here: publish oftener, so that a dying worker has published a part of them.
-        environment = {**os.environ, "RLHARVEST_FLUSH_S": "0.02"}
+        token = secrets.token_urlsafe(24)
+        environment = {**os.environ, "RLHARVEST_FLUSH_S": "0.02", "RLHARVEST_API_TOKEN": token}
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment)
-    client = Client(f"http://127.0.0.1:{port}")
+    client = Client(f"http://127.0.0.1:{port}", token)
     try:
         end = time.monotonic() + 120
         while True:
@@ -143,7 +145,7 @@ def system(data: Path, out: Path, workers: int) -> Iterator[Client]:
                 if process.poll() is not None or time.monotonic() > end:
                     raise SystemExit(f"rlharvest up did not come up: {error}\n{log.read_text()[-3000:]}") from error
                 time.sleep(0.2)
-        say(f"   Web page http://127.0.0.1:{port}/   Log {log}")
+        say(f"   Web page http://127.0.0.1:{port}/login#{token}   Log {log}")
         yield client
     finally:
         client.close()

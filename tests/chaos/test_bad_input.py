@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -134,7 +133,7 @@ def publish(system: System, messages: list[tuple[str, bytes]]) -> None:
     """Publish raw messages, as anything that can reach NATS might."""
 
     async def send() -> None:
-        client = await bus.connect(system.nats.url, "stranger")
+        client = await bus.connect(system.nats.url, "stranger", credential=system.nats.credential)
         for subject, data in messages:
             await client.publish(subject, data)
         await client.flush()
@@ -145,9 +144,7 @@ def publish(system: System, messages: list[tuple[str, bytes]]) -> None:
 
 def metric(system: System, name: str, kind: str) -> float:
     """Value of one of the coordinator's counters."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{system.api_port}/metrics", timeout=5) as reply:
-        text = reply.read().decode()
-    found = re.search(rf'^{name}_total{{kind="{kind}"}} (\S+)$', text, re.MULTILINE)
+    found = re.search(rf'^{name}_total{{kind="{kind}"}} (\S+)$', system.metrics(), re.MULTILINE)
     return float(found.group(1)) if found else 0.0
 
 
@@ -299,3 +296,16 @@ def test_a_setting_that_is_none_is_named_with_its_value(
     assert variable.lower() in text.lower() or variable.removeprefix("RLHARVEST_").lower() in text
     assert value in text
     assert "Traceback" not in text
+
+
+def test_a_row_too_large_for_any_message_drops_its_group_and_the_job_goes_on(system: System) -> None:
+    """Its columns go to the reward function, and NATS takes a megabyte."""
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1), "notes": "n" * (1 << 20 if i == 3 else 1)} for i in range(8)]
+    path = system.directory / "large.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = system.submit(system.spec(dataset={"path": str(path), "shuffle": False}, limits={"max_steps": 2}))
+    counters = system.wait(job, "succeeded", timeout_s=90)["counters"]
+    assert counters["submitted"] == counters["trained"] + counters["dropped"] + counters["outstanding"]
+    dropped = [event for event in system.client.events(job) if event["type"] == "group.too_large"]
+    assert dropped
+    assert "Leave out large columns" in dropped[0]["message"]

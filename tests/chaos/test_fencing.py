@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlharvest.client import Client
 from rlharvest.ledger.response import epoch_of
 from rlharvest.testing.audit import check_job
 from rlharvest.testing.system import Service, System
@@ -40,7 +39,7 @@ def tokens(system: System, job: str) -> int:
 def speak_to_the_standby(system: System) -> None:
     """Everything that the test asks from now on goes to the standby."""
     system.client.close()
-    system.client = Client(f"http://127.0.0.1:{system.standby_ports[0]}")
+    system.client = system.api(system.standby_ports[0])
     system.until(lambda: not system.client.ready(), timeout_s=60, what="the standby to lead")
 
 

@@ -31,6 +31,7 @@ ROUTES = {
     "POST /v1/fine_tuning/jobs/{job}/pause": "pause_fine_tuning_job",
     "POST /v1/fine_tuning/jobs/{job}/resume": "resume_fine_tuning_job",
     "DELETE /v1/jobs/{job}": "delete_job",
+    "GET /v1/audit": "list_audit",
     "GET /v1/jobs": "list_jobs",
     "GET /v1/jobs/{job}": "get_job",
     "GET /v1/jobs/{job}/checkpoints": "list_checkpoints",

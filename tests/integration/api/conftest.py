@@ -16,7 +16,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from pydantic import SecretStr
+from rlharvest.credentials import Tokens
 from rlharvest.errors import NotFound
 from rlharvest.health import Health
 from rlharvest.testing.servers import free_port
@@ -93,7 +93,7 @@ def make_app(sessions: Sessions, live: FakeLive, tmp_path: Path) -> MakeApp:
     """Make an application; keyword arguments go to create_app."""
 
     def make(token: str | None = None, **arguments: Any) -> FastAPI:
-        settings = CoordinatorSettings(data_dir=tmp_path, api_token=SecretStr(token) if token else None)
+        settings = CoordinatorSettings(data_dir=tmp_path, api_token=Tokens([token]) if token else None)
         return create_app(settings, sessions, live, Health(), **arguments)
 
     return make
@@ -139,7 +139,7 @@ class Served:
         settings = CoordinatorSettings(
             weights_url=f"http://127.0.0.1:{free_port()}",
             data_dir=self._directory,
-            api_token=SecretStr(self._token) if self._token else None,
+            api_token=Tokens([self._token]) if self._token else None,
         )
         stopping = asyncio.Event()
         self._stopping = stopping

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pydantic import SecretStr
+from rlharvest.credentials import Tokens
 from rlharvest.errors import InvalidField
 from rlharvest_coordinator.api import guard
 from rlharvest_coordinator.settings import CoordinatorSettings
@@ -136,7 +136,12 @@ async def test_an_unforeseen_fault_says_nothing_of_the_inside(
 def test_an_address_for_others_needs_a_token(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="RLHARVEST_API_TOKEN"):
         guard.check_exposure(CoordinatorSettings(data_dir=tmp_path, api_host="0.0.0.0"))
-    guard.check_exposure(CoordinatorSettings(data_dir=tmp_path, api_host="0.0.0.0", api_token=SecretStr("t")))
+    strong = Tokens(["Zk3_u8Qe0vLw1sTnYcRb"])
+    guard.check_exposure(CoordinatorSettings(data_dir=tmp_path, api_host="0.0.0.0", api_token=strong))
+    with pytest.raises(InvalidField, match="weak"):
+        guard.check_exposure(
+            CoordinatorSettings(data_dir=tmp_path, api_host="0.0.0.0", api_token=Tokens(["rlharvest"]))
+        )
     for host in ("::1", "localhost", "127.0.0.9"):
         guard.check_exposure(CoordinatorSettings(data_dir=tmp_path, api_host=host))
 
@@ -149,3 +154,21 @@ async def test_behind_a_proxy_prefix_every_address_has_it(make_app: MakeApp) -> 
         page = (await http.get("/")).text
         assert 'href="/rl/static/status.css"' in page
         assert (await http.get("/rl/v1/jobs")).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//", "\x00", "null"])
+async def test_an_origin_that_is_none_changes_nothing(client: httpx.AsyncClient, origin: str) -> None:
+    answer = await client.post("/v1/jobs", json={}, headers={"Origin": origin})
+    assert answer.status_code == 403
+
+
+async def test_a_host_that_is_none_is_no_name_of_this_machine(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v1/jobs", headers={"Host": "["})).status_code == 403
+
+
+@pytest.mark.parametrize("url", ["/v1/jobs/a%00b", "/v1/jobs?after=%00", "/v1/workers/%00"])
+async def test_what_no_database_can_hold_is_refused_before_it(client: httpx.AsyncClient, url: str) -> None:
+    """PostgreSQL refuses NUL in text with an error of the whole query, which would be a fault of the server."""
+    answer = await client.get(url)
+    assert answer.status_code == 400
+    assert "NUL" in answer.json()["error"]["message"]

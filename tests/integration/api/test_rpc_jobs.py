@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -18,9 +19,9 @@ from .conftest import FakeLive, spec
 
 
 @pytest.fixture
-async def stub(sessions: Sessions, live: FakeLive) -> AsyncIterator[jobs_pb2_grpc.JobsAsyncStub]:
+async def stub(sessions: Sessions, live: FakeLive, tmp_path: Path) -> AsyncIterator[jobs_pb2_grpc.JobsAsyncStub]:
     server = rpc.Server()
-    server.add(NAME, jobs_pb2_grpc.add_JobsServicer_to_server, JobsServicer(Jobs(sessions, live)))
+    server.add(NAME, jobs_pb2_grpc.add_JobsServicer_to_server, JobsServicer(Jobs(sessions, live, checkpoints=tmp_path)))
     await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         yield jobs_pb2_grpc.JobsStub(channel)

@@ -97,8 +97,8 @@ def tokens(handle: int, offset: int, n: int) -> bytes:
     return pack(Flush(worker="wkr_1", incarnation=1, number=offset, spans=(span,)))
 
 
-async def send(nats: Client, data: bytes, *, job: str = JOB, kind: Any = "spans") -> int:
-    return (await nats.jetstream().publish(subject(kind, job, "wkr_1"), data, stream=LEDGER)).seq
+async def send(nats: Client, data: bytes, *, job: str = JOB, kind: Any = "spans", who: str = "wkr_1") -> int:
+    return (await nats.jetstream().publish(subject(kind, job, who), data, stream=LEDGER)).seq
 
 
 def length(keeper: Keeper, handle: int = 0) -> int:
@@ -175,11 +175,39 @@ async def test_messages_of_jobs_that_are_not_open_are_counted_and_passed_over(na
 async def test_a_corrupt_message_changes_nothing_but_a_counter(nats: Client, store: Store) -> None:
     async with keeping(nats, store, epoch=1) as keeper:
         await begin(keeper)
-        for kind in ("spans", "ledger", "scored"):
-            await send(nats, b"\xff\xff\xff", kind=kind)
+        for kind, who in (("spans", "wkr_1"), ("ledger", "coordinator"), ("scored", "reward")):
+            await send(nats, b"\n\x05wkr_1\xff\xff\xff", kind=kind, who=who)
         await send(nats, tokens(0, 0, 1))
         await until(lambda: length(keeper) == 1, "the tokens behind it")
         assert keeper.books[JOB].counters["corrupt_messages"] == 3
+
+
+async def test_what_comes_from_somebody_else_is_in_no_book_and_no_store(nats: Client, store: Store) -> None:
+    """Tokens under another worker's subject, and orders or rewards from a worker: counted by the keeper, else ignored."""
+    end = ledger_pb2.Transition(epoch=1, number=99, changes=[ledger_pb2.Change(end=ledger_pb2.End(reason="forged"))])
+    score = scores_pb2.ScoreResult(job=JOB, handle=0, reward=1.0)
+    async with keeping(nats, store, epoch=1) as keeper:
+        await begin(keeper)
+        await send(nats, tokens(0, 0, 1), who="wkr_2")
+        await send(nats, end.SerializeToString(), kind="ledger")
+        await send(nats, score.SerializeToString(), kind="scored")
+        await until(lambda: keeper.forged == 3, "all three to be counted")
+        assert length(keeper) == 0
+        assert not keeper.books[JOB].ended
+        await send(nats, tokens(0, 0, 1))
+        await until(lambda: length(keeper) == 1, "the tokens of the worker itself")
+
+
+@pytest.mark.parametrize("epoch", [0, 2**32, 2**63, 2**64 - 1])
+async def test_an_epoch_that_no_coordinator_can_have_fences_off_none(nats: Client, store: Store, epoch: int) -> None:
+    """Even if it came from who may write transitions: else no coordinator could ever write to the job again."""
+    begin_ = ledger_pb2.Transition(epoch=epoch, number=1, changes=[ledger_pb2.Change(begin=ledger_pb2.Begin())])
+    async with keeping(nats, store, epoch=1) as keeper:
+        await send(nats, begin_.SerializeToString(), kind="ledger", who="coordinator")
+        await begin(keeper)
+        await send(nats, tokens(0, 0, 1))
+        await until(lambda: length(keeper) == 1, "tokens, which an assignment came before")
+        assert keeper.books[JOB].counters["corrupt_messages"] == 1
 
 
 async def test_a_commit_whose_reply_was_lost_is_recognised(

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlharvest.testing.tiny_model import write_tiny_model
+from rlharvest.testing.model import CHAT, tiny_model
 
 
 @pytest.fixture
 def make_model(tmp_path: Path) -> Callable[..., Path]:
-    """Return `make(name="model", **settings of write_tiny_model)`."""
+    """Return `make(name="model", **settings of tiny_model)`: a chat model without generation_config.json."""
 
     def make(name: str = "model", **settings: Any) -> Path:
-        return write_tiny_model(tmp_path / name, **settings)
+        small = {"words": CHAT, "hidden": 8, "context": 128, "generation_config": False}
+        return tiny_model(tmp_path / name, **{**small, **settings})
 
     return make

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rlharvest.errors import CorruptData, InvalidField
 from rlharvest.jobs.model import JobSpec, parse
-from rlharvest.testing.tiny_model import CHATML
+from rlharvest.testing.model import CHATML
 from rlharvest_coordinator.data import Prepared, prepare, reopen
 from rlharvest_coordinator.data import prompts as prompts_module
 
@@ -128,7 +128,7 @@ async def test_another_tokenizer_directory_may_bring_the_template(tmp_path: Path
         ({"model_type": "mamba"}, {}, "model", "mamba"),
         ({"vocab_size": 50}, {}, "model", "the tokenizer has 101 ids, the model only 50"),
         ({"eos_token_id": 500}, {}, "model", "id 500 is not below vocab_size"),
-        ({"eos_token_id": None, "words": {"eos_token": None}}, {}, "model", "names no end-of-sequence token"),
+        ({"eos_token_id": None, "said": {"eos_token": None}}, {}, "model", "names no end-of-sequence token"),
         (
             {"template": "{{ raise_exception('no') }}"},
             {"dataset": {"apply_chat_template": True}},

@@ -207,6 +207,31 @@ async def test_a_long_log_is_compacted_by_itself(store: Store) -> None:
     assert contents(again) == contents(book)
 
 
+async def test_a_commit_of_more_records_than_one_command_takes_keeps_their_order(store: Store) -> None:
+    book, position = await opened(store, "many")
+    position = await write(store, book, position, START)
+    more = [spans(0, 1, 4 + place % 3, 1) for place in range(2500)]
+    position = await write(store, book, position, [*more, spans(1, 1, 2, 1)])
+    log = await store.redis.lrange("rlharvest:{many}:log", 0, -1)
+    assert [record[1:] for record in log[len(START) :]] == [data for _, data in more] + [spans(1, 1, 2, 1)[1]]
+    again, found = await store.begin("many", 1)
+    assert found == position
+    assert contents(again) == contents(book)
+
+
+async def test_tokens_alone_write_nothing_but_the_log(store: Store) -> None:
+    """The hash for people has a response's length when its state changed last."""
+    book, position = await opened(store, "quiet")
+    position = await write(store, book, position, START)
+    key = "rlharvest:{quiet}:state"
+    before = await store.redis.hgetall(key)
+    position = await write(store, book, position, [spans(0, 1, 4, 3)])
+    assert await store.redis.hgetall(key) == before
+    await write(store, book, position, [spans(0, 1, 7, 1, Finish.EOS)])
+    assert (await store.redis.hget(key, "0")).startswith(b"finished ")
+    assert b" 8 " in await store.redis.hget(key, "0")
+
+
 async def test_a_snapshot_that_was_cut_short_is_not_used(store: Store) -> None:
     """A coordinator that dies while it writes the next snapshot leaves the old one and the log in force."""
     book, position = await opened(store, "torn")

@@ -16,6 +16,7 @@ import pytest
 from rlharvest.errors import Conflict, Unavailable
 from rlharvest.local import control
 from rlharvest.local.datadir import DataDirectory
+from rlharvest.local.launcher import MOST_WORKERS
 
 SCRIPT = Path(__file__).parent / "fake_up.py"
 
@@ -190,8 +191,9 @@ def test_scale_adds_workers_and_lets_the_last_ones_leave_in_order(start: Start) 
     wait(lambda: set(up.pids()) == {"nats", "coordinator", "rollout-1"})
     assert sorted((up.data / "stops").read_text().split()) == ["rollout-2", "rollout-3", "rollout-4"]
     assert up.ask(verb="scale", rollout=2)["started"] == ["rollout-2"]
-    with pytest.raises(Conflict, match="not a number of workers"):
-        up.ask(verb="scale", rollout=-1)
+    for count in (-1, MOST_WORKERS + 1):
+        with pytest.raises(Conflict, match=f"not a number of workers. Give one from 0 to {MOST_WORKERS}"):
+            up.ask(verb="scale", rollout=count)
 
 
 def test_a_worker_that_leaves_by_itself_with_0_is_not_started_again(start: Start) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from rlharvest.client import Client
 from rlharvest.errors import RlharvestError
+from rlharvest.keyring import Keyring
 from rlharvest.testing.model import questions, tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -53,7 +54,8 @@ class Up:
 
     def until_ready(self) -> Client:
         self.until(lambda: "rlharvest is up" in self.text, "everything to be ready")
-        return Client(json.loads((self.data / "up.json").read_text())["url"])
+        token = Keyring(self.data / "secrets").token("api_token")
+        return Client(json.loads((self.data / "up.json").read_text())["url"], token)
 
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -123,7 +125,8 @@ def test_it_comes_up_continues_its_jobs_and_leaves_no_process_after_sigterm_or_k
     client = up.until_ready()
     programs = json.loads(rlharvest("ps", "--json", "--data", up.data, cwd=tmp_path).stdout)["programs"]
     assert {one["name"] for one in programs} == PROGRAMS
-    submitted = rlharvest("submit", write_job(tmp_path), "--url", client.url, cwd=tmp_path)
+    login = ("--url", client.url, "--token", client.token or "")
+    submitted = rlharvest("submit", write_job(tmp_path), *login, cwd=tmp_path)
     assert submitted.returncode == 0, submitted.stderr
     job = submitted.stdout.strip()
     up.until(lambda: step_of(client, job) >= 1, "the first step")
@@ -148,7 +151,7 @@ def test_it_comes_up_continues_its_jobs_and_leaves_no_process_after_sigterm_or_k
 
     third = start()
     client = third.until_ready()
-    watched = rlharvest("watch", job, "--url", client.url, cwd=tmp_path)
+    watched = rlharvest("watch", job, *login, cwd=tmp_path)
     assert watched.returncode == 0, watched.stdout + third.text[-4000:]
     ended = client.get_job(job)
     assert (ended["status"], ended["progress"]["step"]) == ("succeeded", 6)

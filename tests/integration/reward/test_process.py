@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,78 +17,7 @@ from rlharvest_reward.fault import RewardFault
 from rlharvest_reward.pool import Pool
 from rlharvest_reward.process import RewardProcess
 
-Start = Callable[..., Awaitable[RewardProcess]]
-
-
-def sample(**changes: Any) -> dict[str, Any]:
-    return {
-        "prompt": "2 + 2 = ",
-        "prompt_text": "2 + 2 = ",
-        "completion": "4",
-        "completion_ids": [7],
-        "columns": {"ground_truth": "4", "data_source": "sums", "extra_info": {"index": 3}, "level": 2},
-        "truncated": False,
-        "step": 5,
-        **changes,
-    }
-
-
-def spec_of(path: Path) -> dict[str, Any]:
-    return {
-        "style": "auto",
-        "builtin": None,
-        "path": str(path),
-        "name": "compute_score",
-        "params": {},
-        "memory_mb": 512,
-    }
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Start a process from source text; it is closed at the end, and nothing of its session may be left."""
-    started: list[RewardProcess] = []
-
-    async def begin(source: str, **changes: Any) -> RewardProcess:
-        path = tmp_path / "rewards.py"
-        path.write_text(source)
-        process = await RewardProcess.start({**spec_of(path), **changes}, load_timeout_s=30)
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        await process.close()
-        assert survivors(process.pid) == []
-
-
-def survivors(session: int) -> list[int]:
-    """Processes of a session that still run."""
-    left = []
-    for each in psutil.process_iter(["status"]):
-        try:
-            if os.getsid(each.pid) == session and each.info["status"] != psutil.STATUS_ZOMBIE:
-                left.append(each.pid)
-        except ProcessLookupError:
-            continue
-    return left
-
-
-def gone(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
-async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
-    """Wait until a condition holds; fail after so many seconds."""
-    for _ in range(int(seconds * 100)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("the condition did not come true")
-
+from .conftest import SANDBOX, Start, gone, sample, spec_of, survivors, until
 
 VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw):\n    "
 TRL = "def compute_score(prompts, completions, completion_ids, **columns):\n    "
@@ -181,7 +109,7 @@ async def test_an_import_without_end_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "rewards.py"
     path.write_text("while True: pass")
     with pytest.raises(RewardFault, match="was not done with loading after 1 s"):
-        await RewardProcess.start(spec_of(path), load_timeout_s=1)
+        await RewardProcess.start(spec_of(path), sandbox=SANDBOX, load_timeout_s=1)
 
 
 FORKS = """
@@ -222,23 +150,6 @@ async def test_what_does_not_end_well_is_killed_with_all_it_started(start: Start
     assert gone(process.pid)
 
 
-async def test_a_descendant_that_left_the_session_is_killed_too(start: Start, tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    source = FORKS.format(
-        body=(
-            "child = subprocess.Popen(['sh', '-c', 'sleep 1000000 & echo $! > "
-            f"{note}'], start_new_session=True)\n    child.wait()\n    time.sleep(1e6)"
-        )
-    )
-    process = await start(source)
-    with pytest.raises(RewardFault, match="was not done with scoring"):
-        await process.score(sample(), 1.0)
-    escaped = int(note.read_text())
-    assert not gone(escaped)
-    await process.close()
-    assert gone(escaped)
-
-
 async def test_a_fork_that_returns_does_not_answer_twice(start: Start) -> None:
     process = await start(FORKS.format(body="return float(os.fork() > 0)"))
     assert [await process.score(sample(), 5) for _ in range(3)] == [1.0, 1.0, 1.0]
@@ -267,13 +178,12 @@ async def test_the_environment_holds_nothing_of_the_service(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("RLHARVEST_NATS_URL", "nats://user:password@host")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    seen = tmp_path / "seen"
     process = await start(
-        f"import os\n{VERL}words = [*os.environ, os.path.basename(os.getcwd()), *os.listdir('.')]\n"
-        f"    open({str(seen)!r}, 'w').write(' '.join(words))\n    return 1.0"
+        f"import os\n{VERL}print(*os.environ, os.path.basename(os.getcwd()), *os.listdir('.'))\n    return 1.0"
     )
     await process.score(sample(), 5)
-    *names, directory = seen.read_text().split()
+    await until(lambda: process.last_output() != "")
+    *names, directory = process.last_output().split()
     assert set(names) <= {
         *process_module.PASSED_ON,
         *("HOME", "TMPDIR", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
@@ -298,7 +208,9 @@ async def test_chat_prompts_give_chat_completions(start: Start) -> None:
 
 
 async def test_files_beside_the_reward_file_can_be_imported(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "neighbour_of_rewards.py").write_text("ONE = 1.0")
+    neighbour = tmp_path / "rewards" / "neighbour_of_rewards.py"
+    neighbour.parent.mkdir()
+    neighbour.write_text("ONE = 1.0")
     process = await start("from neighbour_of_rewards import ONE\n" + VERL + "return ONE")
     assert await process.score(sample(), 5) == 1.0
 
@@ -325,7 +237,7 @@ async def test_after_a_hundred_kills_the_pool_is_what_it_was(tmp_path: Path) -> 
     )
 
     async def begin(key: str) -> RewardProcess:
-        return await RewardProcess.start(spec_of(path), load_timeout_s=30)
+        return await RewardProcess.start(spec_of(path), sandbox=SANDBOX, load_timeout_s=30)
 
     pool = Pool(begin, size=2, idle_s=60)
 
@@ -349,8 +261,9 @@ async def test_a_child_dies_with_the_service(tmp_path: Path) -> None:
     service = (
         "import asyncio, sys\n"
         "from rlharvest_reward.process import RewardProcess\n"
+        "from rlharvest_reward.sandbox import Sandbox\n"
         "async def main():\n"
-        f"    process = await RewardProcess.start({spec_of(path)!r}, load_timeout_s=30)\n"
+        f"    process = await RewardProcess.start({spec_of(path)!r}, sandbox=Sandbox(()), load_timeout_s=30)\n"
         "    print(process.pid, flush=True)\n"
         f"    await process.score({sample()!r}, 1000)\n"
         "asyncio.run(main())\n"
@@ -362,3 +275,12 @@ async def test_a_child_dies_with_the_service(tmp_path: Path) -> None:
     parent.kill()
     await parent.wait()
     await until(lambda: gone(pid))
+
+
+async def test_a_file_over_the_limit_fails_the_call(start: Start) -> None:
+    """The system refuses the write, not the service's disk."""
+    body = "open('large', 'wb').truncate(257 << 20)"
+    process = await start(FORKS.format(body=body))
+    with pytest.raises(RewardFault, match="File too large"):
+        await process.score(sample(), 5.0)
+    await process.close()

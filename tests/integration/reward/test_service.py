@@ -77,7 +77,7 @@ class World:
             bus.subject("score", JOB, "reward"), asked.SerializeToString(), headers={"Nats-Msg-Id": identity}
         )
 
-    async def results(self, n: int, seconds: float = 30) -> dict[int, scores_pb2.ScoreResult]:
+    async def results(self, n: int, seconds: float = 90) -> dict[int, scores_pb2.ScoreResult]:
         """Wait for n results in the log; return them by handle. More than n is a failure."""
         found: list[scores_pb2.ScoreResult] = []
         async with asyncio.timeout(seconds):

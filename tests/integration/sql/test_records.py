@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from rlharvest.errors import CorruptData, Fenced, NotFound
@@ -62,10 +63,33 @@ async def test_a_reader_that_follows_misses_no_event_of_writers_at_the_same_time
 
 
 def test_an_event_of_the_bus_needs_an_object_as_data() -> None:
-    assert NewEvent.from_message(events_pb2.Event(id="e", data_json="")).data == {}
-    for bad in ("[]", "{"):
+    event = events_pb2.Event(id="e", job="j", level="info", type="t", source="s")
+    assert NewEvent.from_message(event, job="j", source="s").data == {}
+    for bad in ("[]", "{", "[" * 100_000):
+        event.data_json = bad
         with pytest.raises(CorruptData, match="data_json"):
-            NewEvent.from_message(events_pb2.Event(id="e", data_json=bad))
+            NewEvent.from_message(event, job="j", source="s")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("job", "other"),
+        ("source", "other"),
+        ("level", "loud"),
+        ("id", ""),
+        ("id", "\0"),
+        ("type", "x" * 101),
+        ("at", float("nan")),
+        ("at", float("inf")),
+    ],
+)
+def test_an_event_that_sql_could_not_keep_or_of_somebody_else_is_corrupt(field: str, value: Any) -> None:
+    """It comes from a durable queue: one that failed in SQL would come again for ever, and hold up all behind it."""
+    event = events_pb2.Event(id="e", job="j", level="info", type="t", source="s", at=1.0)
+    setattr(event, field, value)
+    with pytest.raises(CorruptData):
+        NewEvent.from_message(event, job="j", source="s")
 
 
 async def test_a_step_is_recorded_once_and_replaced_only_by_a_newer_claim(sessions: Sessions, job: str) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rlharvest.errors import DataError, DiskFull
 from rlharvest.testing.batches import ScriptedCoordinator, random_group
 from rlharvest.v1 import batches_pb2
+from rlharvest_trainer import checkpoints
 from transformers import AutoModelForCausalLM
 
 Scripted = Callable[..., ScriptedCoordinator]
@@ -212,35 +215,107 @@ async def test_a_model_that_cannot_be_trained_fails_the_job_with_field_value_and
     assert error.startswith("model = '/nowhere/at/all': there is no such directory")
 
 
-async def test_a_full_disk_fails_the_job_by_name_and_keeps_the_checkpoint_before(
+async def test_a_full_disk_under_a_checkpoint_is_waited_for_by_name(
     scripted: Scripted, training: Training, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import errno
+    full = FullDisk(monkeypatch)
+    coordinator = scripted(steps=4, every=2)
+    async with training(coordinator) as trainer:
+        await coordinator.until(lambda it: it.renewals and it.renewals[-1].obstacle == "CheckpointDiskFull")
+        assert "No space left" in coordinator.renewals[-1].obstacle_message
+        assert [path.name for path in (tmp_path / "ckpt").glob("step_*")] == ["step_2"]
+        assert not coordinator.outcomes
+        full.step = 0
+        await coordinator.until(finished)
+        assert coordinator.outcomes == [DONE]
+        assert [kind for _, kind, _ in trainer.notices.events] == ["trainer.waiting", "trainer.goes_on"]
+    assert [saved.step for saved in coordinator.checkpoints] == [2, 4]
 
-    from rlharvest_trainer import checkpoints
 
-    save_file = checkpoints.save_file
-
-    def full(tensors: Any, path: Path) -> None:
-        if ".writing_4" in str(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save_file(tensors, path)
-
-    monkeypatch.setattr(checkpoints, "save_file", full)
+async def test_a_job_that_waits_for_room_can_be_paused_and_keeps_the_checkpoint_before(
+    scripted: Scripted, training: Training, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    FullDisk(monkeypatch)
     coordinator = scripted(steps=4, every=2)
     async with training(coordinator):
+        await coordinator.until(lambda it: it.renewals and it.renewals[-1].obstacle == "CheckpointDiskFull")
+        coordinator.directive = batches_pb2.DIRECTIVE_PAUSE
         await coordinator.until(finished)
-    ((outcome, error),) = coordinator.outcomes
-    assert outcome == batches_pb2.OUTCOME_FAILED
-    assert "no space left" in error
-    assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step_2"]
+    assert coordinator.outcomes == [(batches_pb2.OUTCOME_PAUSED, "")]
+    assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == [".fence", "step_2"]
+
+
+class FullDisk:
+    """A disk without room for the checkpoint of step `step`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.step = 4
+        save_file = checkpoints.save_file
+
+        def save(tensors: Any, path: Path) -> None:
+            if f".writing_{self.step}_" in str(path):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            save_file(tensors, path)
+
+        monkeypatch.setattr(checkpoints, "save_file", save)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_full_disk_of_the_weight_service_is_waited_for_by_name(
+    scripted: Scripted, training: Training, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    coordinator = scripted(steps=3, staleness=staleness)
+    async with training(coordinator) as trainer:
+        publish = trainer.publications.publish
+        room = asyncio.Event()
+
+        async def refused(directory: Path, *, step: int, **given: Any) -> Any:
+            if step == 1 and not room.is_set():
+                raise DiskFull("no space left on the weight service's disk")
+            return await publish(directory, step=step, **given)
+
+        monkeypatch.setattr(trainer.publications, "publish", refused)
+        await coordinator.until(lambda it: it.renewals and it.renewals[-1].obstacle == "WeightsDiskFull")
+        room.set()
+        await coordinator.until(finished)
+    assert coordinator.outcomes == [DONE]
+    assert [coordinator.steps[step][0].version for step in range(4)] == [0, 1, 2, 3]
+
+
+async def test_a_version_that_the_weight_service_lost_is_published_again_above_all_numbers(
+    scripted: Scripted, training: Training, tmp_path: Path
+) -> None:
+    coordinator = scripted(steps=3, every=3)
+    coordinator.visible = {1: 1}
+    async with training(coordinator):
+        await coordinator.until(lambda it: 1 in it.steps)
+        digest = coordinator.digests()[1]
+        (tmp_path / "versions.jsonl").unlink()  # with everything that it knew
+        coordinator.lost_version = 1
+        await coordinator.until(lambda it: len(it.steps[1]) == 2)
+        again = coordinator.steps[1][-1]
+        coordinator.lost_version = None
+        coordinator.visible = {}
+        await coordinator.until(finished)
+    assert (again.version, again.digest) == (2, digest)
+    assert [coordinator.steps[step][-1].version for step in range(4)] == [0, 2, 3, 4]
+    assert coordinator.outcomes == [DONE]
+
+
+async def test_a_claim_numbers_its_versions_above_those_that_the_coordinator_knows(
+    scripted: Scripted, training: Training
+) -> None:
+    """The weight service lost its files while no trainer had the job."""
+    coordinator = scripted(steps=1)
+    coordinator.next_version = 7
+    async with training(coordinator):
+        await coordinator.until(finished)
+    assert [coordinator.steps[step][0].version for step in range(2)] == [7, 8]
 
 
 async def test_a_publication_that_fails_while_the_next_batch_is_awaited_fails_the_job(
     scripted: Scripted, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlharvest.errors import DataError
-
     coordinator = scripted(staleness=1, every=100)
     coordinator.visible = {1: 0}
     async with training(coordinator) as trainer:
@@ -255,3 +330,15 @@ async def test_a_publication_that_fails_while_the_next_batch_is_awaited_fails_th
         monkeypatch.setattr(trainer.publications, "publish", refused)
         await coordinator.until(finished)
     assert coordinator.outcomes == [(batches_pb2.OUTCOME_FAILED, "the weight service refuses it")]
+
+
+async def test_a_step_that_changes_no_weight_though_it_has_a_gradient_is_told(
+    scripted: Scripted, training: Training
+) -> None:
+    """Whatever swallows the update, it looks like staleness for weeks if nobody compares what is published."""
+    coordinator = scripted(steps=2, algorithm={"learning_rate": 1e-30})
+    async with training(coordinator) as trainer:
+        await coordinator.until(finished)
+        events = [(kind, data["step"]) for _, kind, data in trainer.notices.events]
+    assert events == [("trainer.unchanged", 1), ("trainer.unchanged", 2)]
+    assert coordinator.outcomes == [DONE]

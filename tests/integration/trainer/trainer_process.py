@@ -30,11 +30,11 @@ class FilePublications:
         return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
     async def publish(
-        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str
+        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str, least: int
     ) -> Version:
-        return self.record(directory, job, key, step, parent)
+        return self.record(directory, job, key, step, parent, least)
 
-    def record(self, directory: Path, job: str, key: str, step: int, parent: int | None) -> Version:
+    def record(self, directory: Path, job: str, key: str, step: int, parent: int | None, least: int = 0) -> Version:
         files = tuple(describe(path) for path in sorted(directory.iterdir()))
         digest = Manifest(job=job, version=0, step=step, files=files).digest
         lines = self.lines()
@@ -42,9 +42,10 @@ class FilePublications:
             if line["key"] == key:
                 return Version(int(str(line["version"])), str(line["digest"]))
         with self.path.open("a") as file:
-            record = {"version": len(lines), "digest": digest, "key": key, "step": step, "parent": parent}
+            number = max(len(lines), least)
+            record = {"version": number, "digest": digest, "key": key, "step": step, "parent": parent}
             file.write(json.dumps(record) + "\n")
-        return Version(len(lines), digest)
+        return Version(number, digest)
 
     async def newest(self, job: str) -> Version | None:
         lines = self.lines()

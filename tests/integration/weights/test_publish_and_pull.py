@@ -8,13 +8,16 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import nats
 import pytest
 from rlharvest import rpc
 from rlharvest.errors import Conflict, CorruptData, DataError, InvalidField, NotFound, Unavailable
 from rlharvest.testing.servers import free_port
 from rlharvest.v1 import fleet_pb2, weights_pb2, weights_pb2_grpc
+from rlharvest.weights import publisher as publisher_module
 from rlharvest.weights.catalog import fetch_manifest, list_versions
+from rlharvest.weights.manifest import MANIFEST_BYTES
 from rlharvest.weights.publisher import Publisher
 from rlharvest.weights.puller import pull
 
@@ -103,13 +106,13 @@ async def test_a_blob_collected_before_the_version_names_it_is_uploaded_again(
     make_version = publisher._publish
     calls = 0
 
-    async def collected(manifest, key):
+    async def collected(manifest, *rest):
         nonlocal calls
         calls += 1
         if calls == 1:
             digest = manifest.files[0].blake3
             (service.files / "blobs" / digest[:2] / digest).unlink()
-        return await make_version(manifest, key)
+        return await make_version(manifest, *rest)
 
     monkeypatch.setattr(publisher, "_publish", collected)
     published = await publisher.publish(model_directory("m", seed=1), job=JOB, step=0, parent=None, key="k")
@@ -189,3 +192,18 @@ def test_a_second_service_on_the_same_files_or_port_says_what_to_do(service, tmp
     assert same_port.returncode == 1
     assert "RLHARVEST_HTTP_PORT" in same_port.stderr
     assert "Traceback" not in same_port.stderr
+
+
+async def test_a_manifest_over_the_limit_is_refused(service, publisher, model_directory, monkeypatch) -> None:
+    """By the publisher before it is sent, and by the service of whoever sends it all the same."""
+    directory = model_directory("m", seed=1)
+    monkeypatch.setattr(publisher_module, "MANIFEST_BYTES", 100)
+    with pytest.raises(InvalidField, match=r"its manifest has .* bytes; the limit is 100"):
+        await publisher.publish(directory, job=JOB, step=0, parent=None, key="k")
+    client = rpc.Client(service.grpc)
+    request = weights_pb2.BeginRequest(manifest_json=" " * (MANIFEST_BYTES + 1))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.call(weights_pb2_grpc.WeightsStub, lambda stub: stub.Begin, request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(MANIFEST_BYTES) in str(caught.value.details())
+    await client.close()

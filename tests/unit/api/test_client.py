@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rlharvest.client import Client, lines, sse_events
-from rlharvest.errors import Conflict, DataError, NotFound, NotLeader, Unavailable
+from rlharvest.errors import Conflict, DataError, InfrastructureError, NotFound, NotLeader, Unavailable
 
 Answer = Callable[[httpx.Request], httpx.Response]
 
@@ -40,6 +40,7 @@ def test_calls_carry_prefix_and_token_and_quote_identifiers() -> None:
         (404, "not_found", NotFound),
         (409, "conflict", Conflict),
         (413, "payload_too_large", DataError),
+        (429, "limit_reached", InfrastructureError),
         (500, "internal", Unavailable),
         (503, "not_leader", NotLeader),
     ],

@@ -89,3 +89,14 @@ def test_last_line_printed_is_the_json_line(capsys: pytest.CaptureFixture[str]) 
         "bars": {"seconds": {"value": 3.0, "limit": 3.0, "ok": True}},
         "ok": True,
     }
+
+
+@given(finite, finite)
+def test_a_least_bar_is_met_from_its_limit_up(value: float, limit: float) -> None:
+    report = Report("x")
+    report.count("tokens", "tokens", value)
+    report.least("tokens", limit, "enough")
+    assert report.ok == (value >= limit)
+    report.least("absent", limit, "enough")
+    assert not report.ok
+    assert "≥" in report.table()

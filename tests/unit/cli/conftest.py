@@ -120,6 +120,10 @@ class Server:
             return httpx.Response(201, json=self.jobs[0])
         if path == "/v1/jobs":
             return _list(self.jobs)
+        if path == "/v1/audit":
+            record = {"id": "7", "at": 0.0, "who": "token-0a1b2c3d4e5f", "address": "10.1.2.3", "action": "cancel_job"}
+            data = [{**record, "subject": JOB, "result": "409", "done": False}]
+            return httpx.Response(200, json={"data": data, "has_more": False})
         if path == "/v1/workers":
             return httpx.Response(200, json={"data": self.workers})
         if path.endswith("/drain"):

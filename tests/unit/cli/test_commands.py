@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rlharvest.cli import main, watch
+from rlharvest.cli.tables import short
 from rlharvest.weights.manifest import describe
 
 JOB = "rljob_01k00000000000000000000001"
@@ -99,6 +100,13 @@ def test_samples_show_workers_and_versions_of_the_tokens_and_never_read_text_as_
     assert "4 by version 1, 5 by version 2" in text
     asked = next(request for request in server.requests if request.url.path.endswith("/samples"))
     assert (asked.url.params["step"], asked.url.params["min_reward"]) == ("2", "0.1")
+
+
+def test_the_audit_says_who_did_what(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("audit", "--of", JOB, "-n", "5") == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("token-0a1b2c3d4e5f", "10.1.2.3", "cancel_job", short(JOB), "409"))
+    assert dict(server.requests[-1].url.params) == {"subject": JOB, "limit": "5"}
 
 
 def test_events_and_verbs(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

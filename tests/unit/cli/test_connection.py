@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlharvest.cli.connection import local_url, pick
+from rlharvest.cli.connection import local_server, pick
 from rlharvest.errors import InvalidField, NotFound
 from rlharvest.ids import new_id
+from rlharvest.keyring import Keyring
 from rlharvest.local.datadir import DataDirectory
 
 JOBS = [{"id": "rljob_01b2"}, {"id": "rljob_01b1"}, {"id": "rljob_01a2"}]
@@ -50,10 +51,13 @@ def test_a_running_up_of_this_directory_is_found_and_a_dead_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RLHARVEST_DATA_DIR", raising=False)
-    assert local_url(tmp_path) is None
+    assert local_server(tmp_path) == (None, None)
     data = DataDirectory(tmp_path / ".rlharvest")
     data.create()
     data.write("up.json", {"pid": os.getpid(), "url": "http://127.0.0.1:1234"})
-    assert local_url(tmp_path) == "http://127.0.0.1:1234"
+    assert local_server(tmp_path) == ("http://127.0.0.1:1234", None)
+    keyring = Keyring(tmp_path / ".rlharvest" / "secrets")
+    keyring.make()
+    assert local_server(tmp_path) == ("http://127.0.0.1:1234", keyring.token("api_token"))
     data.write("up.json", {"pid": 2**22 + 1, "url": "http://127.0.0.1:1234"})
-    assert local_url(tmp_path) is None
+    assert local_server(tmp_path) == (None, None)

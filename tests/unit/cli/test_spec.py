@@ -97,3 +97,10 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_crlf_are_no_matter(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + JOB.replace("\n", "\r\n").encode())
     assert spec.load(file)["rewards"][1] == {"builtin": "exact_match"}
+
+
+def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(b"#" * (spec.MOST_BYTES + 1))
+    with pytest.raises(InvalidField, match="larger than 4 MiB"):
+        spec.load(path)

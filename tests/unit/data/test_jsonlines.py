@@ -148,3 +148,11 @@ def test_whatever_json_writes_is_read_back(values: list[dict[str, Any]], ending:
         path = Path(folder) / "rows.jsonl"
         path.write_bytes(ending.join(json.dumps(value, ensure_ascii=ascii) for value in values).encode())
         assert rows(path) == values
+
+
+def test_an_array_over_the_limit_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(b'[{"a": 1}, {"a": 2}]')
+    assert len(rows(path, Limits(json_bytes=20))) == 2
+    with pytest.raises(InvalidField, match=r"larger than 19 bytes.*one object a line into a \.jsonl file"):
+        rows(path, Limits(json_bytes=19))

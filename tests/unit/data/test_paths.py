@@ -42,3 +42,13 @@ def test_what_is_not_there_is_named_with_the_roots(root: Path) -> None:
 def test_a_link_inside_the_root_is_followed(root: Path) -> None:
     (root / "snapshot").symlink_to(root / "models" / "tiny")
     assert confine("model", "snapshot", [root]) == (root / "models/tiny").resolve()
+
+
+@pytest.mark.parametrize(
+    "value", ["http://127.0.0.1/d.jsonl", "https://h/m", "s3://b/k", "file:///etc/passwd", "hf://x"]
+)
+@pytest.mark.parametrize("field", ["model", "dataset.path", "rewards.0.path"])
+def test_no_address_is_fetched(root: Path, field: str, value: str) -> None:
+    with pytest.raises(InvalidField, match="is a URL, and the server fetches none") as caught:
+        confine(field, value, [root])
+    assert caught.value.field == field

@@ -86,3 +86,9 @@ def test_a_verifier_needs_generated_rows(root: Path) -> None:
     with pytest.raises(InvalidField, match=r"rewards\.0\.builtin.*found \[a, b\]"):
         check(root, Reward(builtin="reasoning_gym"))
     reward_files.check([Reward(builtin="reasoning_gym")], roots=[root], has_truth=True, columns=["entry", "task"])
+
+
+def test_a_file_over_the_limit_is_refused(root: Path) -> None:
+    (root / "long.py").write_text("#" * (reward_files.MOST_BYTES + 1))
+    with pytest.raises(InvalidField, match=f"larger than {reward_files.MOST_BYTES} bytes"):
+        check(root, Reward(path="long.py"))

@@ -22,7 +22,7 @@ MakeModel = Callable[..., Path]
 def test_plain_strings_get_one_bos_where_the_tokenizer_wants_one(
     make_model: MakeModel, bos: bool, words: dict[str, Any]
 ) -> None:
-    tokenizer = load(make_model(bos=bos, words=words), eos_ids=[], field="model")
+    tokenizer = load(make_model(bos=bos, said=words), eos_ids=[], field="model")
     expected = words.get("add_bos_token", bos)
     assert tokenizer.encode_plain(["ab"])[0][:1] == ([1] if expected else tokenizer.encode_rendered(["a"])[0])
     assert tokenizer.encode_rendered(["<s>ab"])[0].count(1) == 1

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlharvest.ledger import snapshot
-from rlharvest.ledger.book import Ack, Book
+from rlharvest.ledger.book import Ack, Book, Outcomes
 from rlharvest.ledger.record import apply
 from rlharvest.ledger.response import OWNED, State, attempt_of
-from rlharvest.spans import Finish, Flush, Run, Span, pack
+from rlharvest.spans import Columns, Finish, Flush, Run, Span, pack, read
 from rlharvest.v1 import ledger_pb2, scores_pb2
 
 BUDGET = 12
@@ -34,8 +34,18 @@ def span(handle: int, attempt: int, offset: int, n: int, *, version: int = 0, fi
     )
 
 
-def flush(*spans: Span, worker: str = "w") -> Flush:
-    return Flush(worker=worker, incarnation=1, number=1, spans=spans)
+def packed(*spans: Span) -> bytes:
+    return pack(Flush(worker="w", incarnation=1, number=1, spans=spans))
+
+
+def flush(*spans: Span) -> Columns:
+    return read(packed(*spans))
+
+
+def only(outcomes: Outcomes) -> tuple[Ack, int]:
+    """What became of the one row of a flush, and the length after it."""
+    (ack,), (length,) = outcomes.acks, outcomes.lengths
+    return ack, length
 
 
 def change(**values: Any) -> ledger_pb2.Change:
@@ -69,7 +79,7 @@ def test_append_needs_the_current_attempt() -> None:
     book = started()
     old = attempt_of(1, 1)
     book.transition(transition(orphan(0, old), assign(0, 2)))
-    assert book.flush(flush(span(0, old, 0, 3)))[0].ack is Ack.FENCED
+    assert only(book.flush(flush(span(0, old, 0, 3)))) == (Ack.FENCED, 0)
     assert book.responses[0].length == 0
     assert book.counters["fenced_tokens"] == 3
 
@@ -78,12 +88,10 @@ def test_overlap_is_trimmed_and_a_gap_is_answered_with_the_length() -> None:
     book = started()
     attempt = attempt_of(1, 1)
     book.flush(flush(span(0, attempt, 0, 4)))
-    overlapping = book.flush(flush(span(0, attempt, 2, 4, version=3)))[0]
-    assert (overlapping.ack, overlapping.length) == (Ack.APPLIED, 6)
+    assert only(book.flush(flush(span(0, attempt, 2, 4, version=3)))) == (Ack.APPLIED, 6)
     assert book.responses[0].ids.tolist() == [token(0, i) for i in range(6)]
     assert book.responses[0].runs == (Run(4, 0), Run(2, 3))
-    gap = book.flush(flush(span(0, attempt, 8, 2)))[0]
-    assert (gap.ack, gap.length) == (Ack.GAP, 6)
+    assert only(book.flush(flush(span(0, attempt, 8, 2)))) == (Ack.GAP, 6)
     assert book.responses[0].length == 6
 
 
@@ -91,7 +99,8 @@ def test_finish_applies_even_when_trimming_leaves_no_token() -> None:
     book = started()
     attempt = attempt_of(1, 1)
     book.flush(flush(span(0, attempt, 0, 4)))
-    assert book.flush(flush(span(0, attempt, 2, 2, finish=Finish.EOS)))[0].finished
+    book.flush(flush(span(0, attempt, 2, 2, finish=Finish.EOS)))
+    assert book.responses[0].state is State.FINISHED
     assert book.responses[0].finish is Finish.EOS
 
 
@@ -144,7 +153,7 @@ def test_late_scores_are_ignored() -> None:
 def test_a_score_of_tokens_that_were_lost_is_late() -> None:
     """The response was generated again by another attempt: the reward of its first tokens is not its reward."""
     book = started()
-    entry = pack(flush(span(0, attempt_of(1, 1), 0, 2, finish=Finish.EOS)))
+    entry = packed(span(0, attempt_of(1, 1), 0, 2, finish=Finish.EOS))
     apply(book, "spans", entry)
     assert not book.score(scores_pb2.ScoreResult(job="job", handle=0, attempt=attempt_of(1, 2), reward=1.0))
     assert book.counters["late_scores"] == 1
@@ -180,9 +189,7 @@ RECORDS = st.one_of(
     st.builds(
         lambda h, s, o, n, f: (
             "spans",
-            pack(flush(span(h, attempt_of(1, s), o, n, finish=f if n == 0 or f else Finish.NONE)))
-            if n or f
-            else pack(flush()),
+            packed(span(h, attempt_of(1, s), o, n, finish=f)) if n or f else packed(),
         ),
         HANDLES,
         SERIALS,
@@ -191,7 +198,12 @@ RECORDS = st.one_of(
         st.sampled_from([Finish.NONE, Finish.EOS]),
     ),
     st.builds(
-        lambda h: ("scored", scores_pb2.ScoreResult(job="job", handle=h, reward=0.5).SerializeToString()), HANDLES
+        lambda h, s: (
+            "scored",
+            scores_pb2.ScoreResult(job="job", handle=h, attempt=attempt_of(1, s), reward=0.5).SerializeToString(),
+        ),
+        HANDLES,
+        SERIALS,
     ),
     st.builds(
         lambda g: ("ledger", transition(change(drop=ledger_pb2.Drop(group=g))).SerializeToString()), st.integers(0, 2)
@@ -208,6 +220,7 @@ def check(book: Book) -> None:
     """The invariants of the book."""
     counters = book.counters
     assert counters["submitted"] == counters["retired"] + counters["dropped"] + len(book.responses)
+    check_index(book)
     for response in book.responses.values():
         assert response.ids.tolist() == [token(response.handle, i) for i in range(response.length)], "lost or doubled"
         assert response.length <= response.budget
@@ -219,6 +232,21 @@ def check(book: Book) -> None:
             assert response.attempt == 0
         attempts = [piece.attempt for piece in response.pieces]
         assert attempts == sorted(set(attempts)), "an attempt came back"
+
+
+def check_index(book: Book) -> None:
+    """The index holds what a look at every response finds."""
+    responses = book.responses.values()
+    for state in State:
+        assert dict(book.index.within(state)) == {item.handle: item for item in responses if item.state is state}
+    owners = {item.owner for item in responses if item.state in OWNED}
+    assert book.index.owners().keys() == owners
+    for owner in owners:
+        owned = {item.handle: item for item in responses if item.state in OWNED and item.owner == owner}
+        assert dict(book.index.owned_by(*owner)) == owned
+    assert {item.handle for item in book.index.owned()} == {item.handle for item in responses if item.state in OWNED}
+    assert book.index.blamed == {item.handle: item for item in responses if item.deaths}
+    assert book.tokens == sum(item.length for item in responses)
 
 
 @settings(max_examples=300, deadline=None)
@@ -252,6 +280,7 @@ def test_a_snapshot_in_the_middle_changes_nothing(records: list[tuple[str, bytes
             broken = snapshot.load("job", {snapshot.JOB_FIELD: snapshot.dump_job(broken), **fields})
         apply(straight, kind, data)
         apply(broken, kind, data)
+    check_index(broken)
     assert dump(straight) == dump(broken)
     assert straight.counters == broken.counters
 

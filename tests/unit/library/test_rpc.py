@@ -11,8 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rlharvest.errors import InvalidField, Unavailable
-from rlharvest.rpc import NOT_LEADER, Client, Server
+from rlharvest import rpc_faults
+from rlharvest.errors import InvalidField, LimitReached, Unavailable
+from rlharvest.rpc import MAX_MESSAGE_BYTES, NOT_LEADER, Client, Server
 from rlharvest.testing.servers import free_port
 from rlharvest.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -140,3 +141,27 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
                 pass
     assert caught.value.value == address
     assert caught.value.fix
+
+
+async def test_a_message_over_the_limit_is_refused_and_the_server_goes_on(connect: Callable[..., Client]) -> None:
+    """A request as large as a memory would be taken whole otherwise."""
+    async with serving(Fleet(1)) as server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await fleet_pb2_grpc.FleetStub(channel).Register(
+                fleet_pb2.RegisterRequest(build="b" * (MAX_MESSAGE_BYTES + 1)), timeout=30
+            )
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(MAX_MESSAGE_BYTES) in str(caught.value.details())
+        assert await register(connect(server.port)) == 1
+
+
+def test_details_are_cut_to_what_a_trailer_holds() -> None:
+    code, details = rpc_faults.status(InvalidField("f", "v", "é" * 10_000, "Fix it."))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert rpc_faults.MAX_DETAILS - 3 <= len(details.encode()) <= rpc_faults.MAX_DETAILS
+    assert details.startswith("f = 'v'")
+
+
+def test_a_limit_that_is_reached_is_told_by_its_own_status() -> None:
+    code, details = rpc_faults.status(LimitReached("workers", 7, "Stop some."))
+    assert (code, details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "workers: the limit of 7 is reached. Stop some.")

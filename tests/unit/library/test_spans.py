@@ -56,6 +56,7 @@ def test_any_bytes_are_a_flush_or_corrupt_data(data: bytes) -> None:
 
 def good() -> spans_pb2.TokenSpans:
     return spans_pb2.TokenSpans(
+        worker="w",
         handle=[1],
         attempt=[1],
         offset=[0],

@@ -81,5 +81,8 @@ def test_only_workers_may_leave_and_paths_of_jobs_are_confined() -> None:
     plan = make()
     assert [program.name for program in everything(plan) if program.may_leave] == ["rollout-1", "rollout-2"]
     environment = plan.worker(1).environment
-    assert json.loads(environment["RLHARVEST_ROOTS"]) == ["/work", "/data"]
+    assert json.loads(environment["RLHARVEST_ROOTS"]) == ["/work", "/data/checkpoints"]
+    (reward,) = (program for program in everything(plan) if program.name == "reward")
+    assert json.loads(reward.environment["RLHARVEST_ROOTS"]) == ["/work"]
+    assert json.loads(reward.environment["RLHARVEST_REWARD_HIDDEN"]) == ["/data"]
     assert plan.url == "http://127.0.0.1:5000"

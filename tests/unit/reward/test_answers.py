@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from rlharvest_reward import answers
 
@@ -140,6 +140,8 @@ def test_however_a_number_is_written_it_is_the_same(
     number: Decimal, thousands: bool, full_width: bool, decoration: str, mark: str, after: str
 ) -> None:
     written = f"{number:,f}" if thousands else f"{number:f}"
+    # In a box, (1,200) is as likely a pair as a number: it is compared as text.
+    assume(not (mark.startswith("\\boxed") and decoration == "({})" and "," in written))
     if full_width:
         written = written.translate({ord(ascii): ord(ascii) + 0xFEE0 for ascii in "0123456789-"})
     found = answers.marked(mark.format(decoration.format(written)) + after)

@@ -6,10 +6,11 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from rlharvest.errors import Conflict, CorruptData, DiskFull
+from rlharvest.errors import Conflict, CorruptData, DiskFull, Fenced
 from rlharvest_trainer import checkpoints, versions
 from rlharvest_trainer.checkpoints import Checkpoints, State
 from rlharvest_trainer.model import parameters
@@ -20,9 +21,14 @@ Maker = Callable[..., object]
 JOB = "rljob_test"
 
 
-def state(step: int, *, job: str = JOB) -> State:
+def names(root: Path) -> list[str]:
+    """What lies in a directory of checkpoints, but for the note of who was there."""
+    return sorted(path.name for path in root.iterdir() if path.name != ".fence")
+
+
+def state(step: int, *, job: str = JOB, fence: int = 1) -> State:
     return State(
-        job=job, job_digest="d", fence=1, step=step, version=step, parent=None, seed=0, tokens=10 * step, skipped=0,
+        job=job, job_digest="d", fence=fence, step=step, version=step, parent=None, seed=0, tokens=10 * step, skipped=0,
         metrics={"reward": 0.5},
     )  # fmt: skip
 
@@ -31,9 +37,9 @@ def state(step: int, *, job: str = JOB) -> State:
 def save(tmp_path: Path, make_model: Maker, model_dir: Path) -> Callable[..., Path]:
     saved = Checkpoints(tmp_path / "ckpt", keep=2)
 
-    def one(step: int, *, job: str = JOB) -> Path:
+    def one(step: int, *, job: str = JOB, fence: int = 1) -> Path:
         path, _ = saved.save(
-            state(step, job=job),
+            state(step, job=job, fence=fence),
             make_model(step),
             {"t": torch.tensor([step])},
             tokenizer=model_dir,
@@ -58,7 +64,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path, save: Callable[..., Path], m
 def test_the_newest_k_are_kept(tmp_path: Path, save: Callable[..., Path]) -> None:
     for step in range(1, 5):
         save(step)
-    assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == ["step_3", "step_4"]
+    assert names(tmp_path / "ckpt") == ["step_3", "step_4"]
 
 
 def break_state(path: Path) -> None:
@@ -100,7 +106,7 @@ def test_what_a_crash_left_is_ignored_and_swept_away(tmp_path: Path, save: Calla
     os.rename(path, path.with_name(".writing_9_1"))
     assert Checkpoints(tmp_path / "ckpt", keep=2).newest(JOB) is None
     save(2)
-    assert [entry.name for entry in (tmp_path / "ckpt").iterdir()] == ["step_2"]
+    assert names(tmp_path / "ckpt") == ["step_2"]
 
 
 def test_a_damaged_one_of_the_same_step_is_replaced(tmp_path: Path, save: Callable[..., Path]) -> None:
@@ -127,10 +133,68 @@ def test_a_full_disk_is_named_and_leaves_the_previous_one(
     with pytest.raises(DiskFull, match="writing_2"):
         save(2)
     monkeypatch.undo()
-    assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step_1"]
+    assert names(tmp_path / "ckpt") == ["step_1"]
     found = Checkpoints(tmp_path / "ckpt", keep=2).newest(JOB)
     assert found is not None
     assert found[1].step == 1
+
+
+def test_a_claim_that_a_newer_one_followed_changes_nothing(tmp_path: Path, save: Callable[..., Path]) -> None:
+    """A trainer that was stopped, lost its claim and wakes in the middle of a save: the step is the new claim's."""
+    saved = Checkpoints(tmp_path / "ckpt", keep=2)
+    save(1, fence=1)
+    saved.claim(2)
+    with pytest.raises(Fenced, match="claim 2 was here, claim 1 is over"):
+        save(2, fence=1)
+    assert names(tmp_path / "ckpt") == ["step_1"]
+    path = save(2, fence=2)
+    before = (path / "state.json").read_bytes()
+    with pytest.raises(Fenced):
+        save(2, fence=1)
+    with pytest.raises(Fenced):
+        saved.claim(1)
+    assert (path / "state.json").read_bytes() == before
+
+
+def test_a_newer_claim_that_comes_during_a_save_wins(
+    tmp_path: Path, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = Checkpoints(tmp_path / "ckpt", keep=2)
+    write = checkpoints.save_file
+
+    def overtaken(*given: Any) -> None:
+        saved.claim(2)
+        write(*given)
+
+    monkeypatch.setattr(checkpoints, "save_file", overtaken)
+    with pytest.raises(Fenced):
+        save(1, fence=1)
+    assert names(tmp_path / "ckpt") == []
+
+
+def test_leftovers_are_swept_by_the_same_or_a_newer_claim_alone(tmp_path: Path, save: Callable[..., Path]) -> None:
+    root = tmp_path / "ckpt"
+    for name in (".writing_7_1", ".writing_7_2", ".writing_8_3", ".writing_mine"):
+        (root / name).mkdir(parents=True)
+    save(1, fence=2)
+    assert names(root) == [".writing_8_3", ".writing_mine", "step_1"]
+
+
+def test_a_checkpoint_without_room_is_not_begun(tmp_path: Path, make_model: Maker, model_dir: Path) -> None:
+    left = [1 << 30]
+    saved = Checkpoints(tmp_path / "ckpt", keep=2, reserve=1 << 20, free=lambda _path: left[0])
+
+    def save(step: int) -> None:
+        saved.save(state(step), make_model(step), {"t": torch.zeros(1 << 20)}, tokenizer=model_dir, shard_bytes=1 << 20)
+
+    save(1)
+    left[0] = 20 << 20  # the tensor has 4 MiB, small files are given 16, one must stay free
+    with pytest.raises(DiskFull, match=r"writing_2.* are needed and 1048576 must stay free"):
+        save(2)
+    assert names(tmp_path / "ckpt") == ["step_1"]
+    left[0] = 22 << 20
+    save(2)
+    assert names(tmp_path / "ckpt") == ["step_1", "step_2"]
 
 
 def test_the_optimiser_goes_on_from_its_saved_state_as_if_never_stopped(

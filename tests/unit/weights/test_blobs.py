@@ -8,7 +8,7 @@ from pathlib import Path
 
 import blake3
 import pytest
-from rlharvest.errors import CorruptData, DiskFull, NotFound
+from rlharvest.errors import CorruptData, DiskFull, LimitReached, NotFound
 from rlharvest_weights.blobs import BlobStore
 
 
@@ -117,3 +117,39 @@ def test_leases(tmp_path: Path) -> None:
     assert not store.renew("0" * 64)
     assert not store.leased("0" * 64)
     assert not _store(tmp_path, grace_s=0).leased(digest)
+
+
+def test_uploads_at_a_time_cannot_together_eat_the_reserve(tmp_path: Path) -> None:
+    """Each of them alone would fit."""
+    store = BlobStore(tmp_path, min_free_bytes=1000, grace_s=600, free=lambda _path: 2500)
+    first = store.begin("0" * 64, 1000)
+    assert store.free_bytes() == 500
+    with pytest.raises(DiskFull, match="500 bytes are free for blobs besides the 1000"):
+        store.begin("1" * 64, 1000)
+    store.begin("2" * 64, 500).abort()
+    first.abort()
+    store.begin("1" * 64, 1000).abort()
+    assert store.free_bytes() == 1500
+
+
+def test_a_disk_that_others_fill_ends_an_upload_before_the_reserve_is_gone(tmp_path: Path) -> None:
+    left = [5000]
+    store = BlobStore(tmp_path, min_free_bytes=1000, grace_s=600, free=lambda _path: left[0])
+    for size in (None, 3000):
+        left[0] = 5000
+        upload = store.begin("0" * 64, size)
+        upload.write(bytes(1000))
+        left[0] = 999
+        with pytest.raises(DiskFull):
+            upload.write(bytes(1000))
+        upload.abort()
+    assert _files(tmp_path) == set()
+
+
+def test_more_uploads_at_a_time_than_allowed_are_refused(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, min_free_bytes=0, grace_s=600, most_uploads=1)
+    upload = store.begin("0" * 64, 1)
+    with pytest.raises(LimitReached, match="uploads at a time: the limit of 1 is reached"):
+        store.begin("1" * 64, 1)
+    upload.abort()
+    store.begin("1" * 64, 1).abort()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from rlharvest.errors import CorruptData
-from rlharvest.weights.manifest import FileEntry, Manifest, describe, part_hash, part_range, verify
+from rlharvest.weights.manifest import MOST_FILES, FileEntry, Manifest, describe, part_hash, part_range, verify
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -74,3 +74,18 @@ def test_repeated_names_and_paths_as_jobs_are_refused() -> None:
         Manifest.model_validate({"job": "rljob_a", "step": 0, "files": [_entry(), _entry()]})
     with pytest.raises(ValidationError, match="pattern"):
         Manifest.model_validate({"job": "../a", "step": 0, "files": [_entry()]})
+
+
+def test_a_version_of_too_many_files_is_refused() -> None:
+    files = [FileEntry(name=f"f{at}", size=0, blake3="0" * 64, parts=()) for at in range(MOST_FILES + 1)]
+    Manifest(job="j", step=0, files=tuple(files[:-1]))
+    with pytest.raises(ValidationError, match=str(MOST_FILES)):
+        Manifest(job="j", step=0, files=tuple(files))
+
+
+@pytest.mark.parametrize("given", [{"step": 1 << 32}, {"version": 1 << 32}, {"parent": 1 << 32}, {"job": "j" * 101},
+                                   {"tokenizer_digest": "d" * 201}])  # fmt: skip
+def test_numbers_and_texts_of_a_version_are_bounded(given: dict[str, object]) -> None:
+    entry = FileEntry(name="f", size=0, blake3="0" * 64, parts=())
+    with pytest.raises(ValidationError):
+        Manifest.model_validate({"job": "j", "step": 0, "files": (entry,), **given})

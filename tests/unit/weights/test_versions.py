@@ -13,11 +13,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from rlharvest.errors import Conflict, CorruptData, DiskFull, InvalidField, NotFound
+from rlharvest.errors import Conflict, CorruptData, DiskFull, InvalidField, LimitReached, NotFound
 from rlharvest.weights.manifest import FileEntry, Manifest, part_hash
 from rlharvest_weights import durable
+from rlharvest_weights import versions as versions_module
 from rlharvest_weights.blobs import BlobStore
-from rlharvest_weights.versions import VersionStore, claim
+from rlharvest_weights.versions import MOST_KEY_CHARACTERS, VersionStore, claim
 
 JOB = "rljob_a"
 
@@ -285,3 +286,54 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+
+
+def test_what_a_publication_lacks_is_told_and_what_is_there_is_kept(tmp_path: Path) -> None:
+    root = Root(tmp_path, grace_s=600)
+    there = root.put(b"there")
+    assert root.versions.begin(manifest(b"there", b"new")) == [blake3.blake3(b"new").hexdigest()]
+    root.versions.collect()
+    assert root.blobs.size(there) == 5
+
+
+def test_a_publication_without_room_is_refused_before_a_byte_is_sent(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path, min_free_bytes=100, grace_s=0, free=lambda _path: 109)
+    store = VersionStore(tmp_path, blobs)
+    with pytest.raises(DiskFull, match="10 are needed"):
+        store.begin(manifest(b"12345", b"67890"))
+    assert len(store.begin(manifest(b"12345", b"1234"))) == 2
+
+
+def test_a_file_over_the_limit_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path, min_free_bytes=0, grace_s=0)
+    with pytest.raises(
+        InvalidField, match=r"manifest.files.f1.size = 5: the limit is 4 bytes.*RLHARVEST_MAX_BLOB_BYTES"
+    ):
+        VersionStore(tmp_path, blobs, max_blob_bytes=4).begin(manifest(b"1234", b"12345"))
+
+
+def test_numbers_go_on_above_all_that_were_seen_where_the_directory_was_lost(tmp_path: Path) -> None:
+    """Number 0 again would stand for two versions, and workers would keep the old one."""
+    root = Root(tmp_path)
+    assert [root.publish("1:0", b"a"), root.publish("1:1", b"b")] == [0, 1]
+    shutil.rmtree(tmp_path)
+    root.reopen()
+    root.put(b"c")
+    made, new = root.versions.publish(JOB, "1:1", manifest(b"c", parent=1), least=2)
+    assert (made.version, new, root.numbers()) == (2, True, [2])
+    assert root.versions.publish(JOB, "1:1", manifest(b"c", parent=1), least=3)[0].version == 2, "one key, one version"
+    assert root.publish("1:2", b"d") == 3
+    root.reopen()
+    assert root.numbers() == [2, 3]
+
+
+def test_keys_and_numbers_of_versions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Root(tmp_path)
+    for key in ("", "k" * (MOST_KEY_CHARACTERS + 1)):
+        with pytest.raises(InvalidField, match="key = "):
+            root.publish(key, b"a")
+    monkeypatch.setattr(versions_module, "MOST_VERSIONS", 1)
+    root.publish("1:0", b"a")
+    with pytest.raises(LimitReached, match="versions of rljob_a: the limit of 1"):
+        root.publish("1:1", b"b")
+    assert root.publish("1:0", b"a") == 0

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamInfo
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from rlharvest.errors import InvalidField, Unavailable
+
+if TYPE_CHECKING:
+    from rlharvest.accounts import Credential
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +52,11 @@ Kind = Literal[
 _TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,100}|\*")
 
 
+def names_one(part: str) -> bool:
+    """Whether a token of a subject names one job or sender: whoever puts another into a subject means nobody."""
+    return part != "*" and _TOKEN.fullmatch(part) is not None
+
+
 def subject(kind: Kind, job: str = NO_JOB, who: str = "coordinator") -> str:
     """Return the subject of a kind of message; `*` subscribes to any job or any sender."""
     for name, token in (("job", job), ("who", who)):
@@ -72,6 +81,12 @@ EVENTS = "RLHARVEST_EVENTS"
 GROUPS = "RLHARVEST_GROUPS"
 
 DUPLICATE_WINDOW_S = 120.0
+
+LEAST_STREAM_BYTES = 16 << 20
+"""On a small disk streams are made smaller than STREAMS says, but not below this."""
+
+_NO_RESOURCES, _NO_STORAGE = 10023, 10047
+"""JetStream's error codes of a server that cannot set a stream's bytes aside."""
 
 STREAMS: dict[str, StreamConfig] = {
     # The ledger's log. No max_age: only what the ledger has applied is purged.
@@ -123,20 +138,27 @@ async def connect(
     *,
     timeout_s: float = 30.0,
     on_reconnect: Callable[[], None] | None = None,
+    credential: Credential | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Client:
     """Connect and stay connected: reconnects for ever, finds a black-holed peer within 10 s.
 
     Args:
         name: of this client, as NATS's monitoring shows it, e.g. `rollout/wkr_…`.
         timeout_s: for the first connection.
+        credential: what to show to a server that asks who this is; read again at each connection.
+        tls: for a URL that begins with tls://.
 
     Raises:
         Unavailable: NATS did not answer in time; names the address.
     """
 
     client = Client()
+    refused = False
 
     async def error(problem: Exception) -> None:
+        nonlocal refused
+        refused = refused or "Authorization Violation" in str(problem)
         log.warning("nats.error", client=name, error=repr(problem))
 
     async def disconnected() -> None:
@@ -149,6 +171,13 @@ async def connect(
         if on_reconnect is not None:
             on_reconnect()
 
+    login: dict[str, Any] = {"tls": tls} if url.startswith("tls:") else {}
+    if credential is not None:
+        login |= {
+            "user_jwt_cb": lambda: bytearray(credential.jwt.encode()),
+            "signature_cb": credential.answer,
+            "inbox_prefix": credential.inbox,
+        }
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -168,23 +197,62 @@ async def connect(
                         error_cb=error,
                         disconnected_cb=disconnected,
                         reconnected_cb=reconnected,
+                        **login,
                     )
                     return client
                 except (NatsError, OSError) as problem:
                     log.info("nats.waiting", client=name, url=url, error=repr(problem))
                     await asyncio.sleep(0.25)
     except TimeoutError as timeout:
+        if refused:
+            raise Unavailable(
+                f"NATS at {url} does not know this client. Give it a credential of that server's account: "
+                "RLHARVEST_NATS_CREDENTIALS or RLHARVEST_SECRETS_DIR."
+            ) from timeout
         raise Unavailable(
             f"NATS does not answer at {url} after {timeout_s:g} s. Start it, or set RLHARVEST_NATS_URL."
         ) from timeout
 
 
 async def ensure_streams(js: JetStreamContext) -> dict[str, StreamInfo]:
-    """Create the streams that do not exist yet; return the information of all four."""
-    found = {}
-    for name, config in STREAMS.items():
-        try:
-            found[name] = await js.stream_info(name)
-        except NotFoundError:
-            found[name] = await js.add_stream(config)
+    """Create the streams that do not exist yet; return the information of all four.
+
+    JetStream sets all of a stream's bytes aside when it is made. Where the disk has no room for that, streams are made
+    smaller, down to LEAST_STREAM_BYTES, and the ledger's gives up half of its own for one that does not fit even so.
+    """
+    found: dict[str, StreamInfo] = {}
+    for name, config in STREAMS.items():  # the ledger's, which is the largest, first
+        while name not in found:
+            try:
+                found[name] = await js.stream_info(name)
+            except NotFoundError:
+                try:
+                    found[name] = await _create(js, config)
+                except APIError as error:
+                    ledger = found.get(LEDGER)
+                    if ledger is None or not _tight(error) or _bytes(ledger.config) // 2 < LEAST_STREAM_BYTES:
+                        raise
+                    half = STREAMS[LEDGER].evolve(max_bytes=_bytes(ledger.config) // 2)
+                    found[LEDGER] = await js.update_stream(half)
     return found
+
+
+async def _create(js: JetStreamContext, config: StreamConfig) -> StreamInfo:
+    size = _bytes(config)
+    while True:
+        try:
+            return await js.add_stream(config.evolve(max_bytes=size))
+        except APIError as error:
+            if not _tight(error) or size // 2 < LEAST_STREAM_BYTES:
+                raise
+        size //= 2
+        log.warning("nats.stream_smaller", stream=config.name, bytes=size, wanted=_bytes(config))
+
+
+def _tight(error: APIError) -> bool:
+    return error.err_code in (_NO_RESOURCES, _NO_STORAGE)
+
+
+def _bytes(config: StreamConfig) -> int:
+    assert config.max_bytes is not None, "every stream is bounded"
+    return config.max_bytes

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from urllib.parse import quote
 import httpx
 
 from rlharvest.errors import Conflict, DataError, InfrastructureError, NotFound, NotLeader, RlharvestError, Unavailable
+from rlharvest.tls import Tls
 
 Json = dict[str, Any]
 
@@ -85,6 +87,7 @@ class Client:
         token: bearer token, if the server asks for one.
         timeout_s: longest time for one try of a call.
         retry_s: how long a call that may be sent again is tried while nobody answers.
+        ca: PEM file of the authorities to believe, for an https:// URL; None: those of the system.
         transport: how requests travel, for tests.
 
     Raises (every call):
@@ -102,13 +105,19 @@ class Client:
         *,
         timeout_s: float = 30.0,
         retry_s: float = 10.0,
+        ca: Path | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self.token = token
         self.retry_s = retry_s
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5.0), transport=transport
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout_s, connect=5.0),
+            verify=True if ca is None else Tls(ca).client,
+            transport=transport,
         )
 
     def __enter__(self) -> Self:
@@ -151,9 +160,14 @@ class Client:
         """Go on with a paused job; return it as it is now."""
         return self._call("POST", f"/v1/jobs/{_part(job)}/resume")
 
-    def delete(self, job: str) -> Json:
-        """Delete a job that has ended; return `{"id", "object", "deleted"}`."""
-        return self._call("DELETE", f"/v1/jobs/{_part(job)}")
+    def delete(self, job: str, *, checkpoints: bool = False) -> Json:
+        """Delete a job that has ended; return `{"id", "object", "deleted", "checkpoints"}`.
+
+        Args:
+            checkpoints: also the files of its checkpoints; else the answer says where they are.
+        """
+        parameters = {"checkpoints": True} if checkpoints else None
+        return self._call("DELETE", f"/v1/jobs/{_part(job)}", parameters=parameters)
 
     def events(
         self, job: str, *, after: int = 0, follow: bool = False, silence_s: float = STREAM_SILENCE_S
@@ -238,6 +252,11 @@ class Client:
     def drain(self, worker: str, *, reason: str = "") -> Json:
         """Tell a worker to stop, hand back what it holds, and leave."""
         return self._call("POST", f"/v1/workers/{_part(worker)}/drain", body={"reason": reason}, again=True)
+
+    def audit(self, *, subject: str | None = None, limit: int | None = None) -> Iterator[Json]:
+        """Yield the calls that changed something or were refused, newest first; `subject`: only of this job or worker."""
+        parameters = {"subject": subject} if subject is not None else {}
+        return self._pages("/v1/audit", parameters, limit)
 
     def ready(self) -> dict[str, str]:
         """Return what the server lacks: name of each failed check and a sentence; empty when it is ready."""
@@ -333,7 +352,7 @@ def _error(reply: httpx.Response) -> RlharvestError:
         return _foreign(reply)
     if code == "not_leader":
         return NotLeader(message)
-    known: dict[int, type[RlharvestError]] = {404: NotFound, 409: Conflict}
+    known: dict[int, type[RlharvestError]] = {404: NotFound, 409: Conflict, 429: InfrastructureError}
     if reply.status_code in known:
         return known[reply.status_code](message)
     return Unavailable(message) if reply.status_code >= 500 else DataError(message)

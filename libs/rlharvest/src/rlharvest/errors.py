@@ -4,7 +4,8 @@
     ├── InfrastructureError      something outside failed; trying again may help
     │   ├── Unavailable          a service does not answer
     │   ├── NotLeader            another coordinator leads
-    │   └── DiskFull
+    │   ├── DiskFull
+    │   └── LimitReached     as much is there as may be
     ├── DataError                something that was given is wrong; trying again will not help
     │   ├── InvalidField         names the field, the value and the fix
     │   └── CorruptData          bytes that do not verify
@@ -42,6 +43,22 @@ class DiskFull(InfrastructureError):
     """There is no space left on the disk."""
 
 
+class LimitReached(InfrastructureError):
+    """As much is there as may be; something must end first.
+
+    Attributes:
+        what: that is counted, e.g. `unfinished jobs`.
+        limit: how many there may be.
+        fix: what to do, one sentence.
+    """
+
+    def __init__(self, what: str, limit: int, fix: str) -> None:
+        self.what = what
+        self.limit = limit
+        self.fix = fix
+        super().__init__(f"{what}: the limit of {limit} is reached. {fix}")
+
+
 class DataError(RlharvestError):
     """Something that was given is wrong."""
 
@@ -60,7 +77,10 @@ class InvalidField(DataError):
         self.value = value
         self.problem = problem
         self.fix = fix
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except ValueError:  # an integer of more digits than Python writes
+            shown = f"a {type(value).__name__} too long to be shown"
         if len(shown) > 200:
             shown = shown[:197] + "..."
         super().__init__(f"{field} = {shown}: {problem}. {fix}")

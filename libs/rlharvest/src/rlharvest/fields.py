@@ -114,7 +114,7 @@ def _type(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "block"
     name = getattr(annotation, "__name__", str(annotation))
-    return "secret text" if name == "SecretStr" else _WORDS.get(name, name)
+    return "secret text" if name in ("SecretStr", "Tokens") else _WORDS.get(name, name)
 
 
 def _default(info: FieldInfo, computed: str | None) -> str:

@@ -19,7 +19,12 @@ def new_id(kind: Kind, *, now: float | None = None) -> str:
     """Return a new identifier such as `rljob_01k…`. `now` is seconds since 1970."""
     milliseconds = int((time.time() if now is None else now) * 1000)
     number = milliseconds << 80 | secrets.randbits(80)
-    return f"{kind}_" + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+    return f"{kind}_{encode(number, 26)}"
+
+
+def encode(number: int, characters: int) -> str:
+    """Return the lowest 5 bits a character of a number, in Crockford base 32, lower case."""
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(5 * characters - 5, -1, -5))
 
 
 def response_id(job: str, handle: int) -> str:

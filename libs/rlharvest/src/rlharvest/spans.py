@@ -7,12 +7,15 @@ of that message is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import accumulate
+from operator import or_
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
 from rlharvest.errors import CorruptData
 from rlharvest.v1 import spans_pb2
@@ -88,6 +91,11 @@ def ids_bytes(ids: Sequence[int] | Ids) -> bytes:
     return np.asarray(ids, dtype="<u4").tobytes()
 
 
+def logprobs_bytes(logprobs: Logprobs) -> bytes:
+    """Return log-probabilities as little-endian f32 bytes."""
+    return np.asarray(logprobs, dtype="<f4").tobytes()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flush:
     """All that one worker publishes at a time."""
@@ -115,11 +123,129 @@ def pack(flush: Flush) -> bytes:
         n=[len(span.ids) for span in spans],
         finish=[span.finish.value for span in spans],
         ids=b"".join(ids_bytes(span.ids) for span in spans),
-        logprobs=b"".join(np.asarray(span.logprobs, dtype="<f4").tobytes() for span in spans),
+        logprobs=b"".join(logprobs_bytes(span.logprobs) for span in spans),
         run_n=[run.n for span in spans for run in span.runs],
         run_version=[run.version for span in spans for run in span.runs],
     )
     return message.SerializeToString()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """A TokenSpans message that was checked, as the columns that it came in: row i is a span, as in `Span`.
+
+    For whoever takes in many of them: nothing is made for a row. The tokens of all rows lie end to end.
+    """
+
+    worker: str
+    incarnation: int
+    number: int
+    final: bool
+    numerics_key: str
+    handles: list[int]
+    attempts: list[int]
+    offsets: list[int]
+    counts: list[int]
+    """Tokens of each row."""
+    finishes: Sequence[int]
+    """Values of Finish."""
+    starts: list[int]
+    """Place of each row's first token among those of the message."""
+    ids: bytes
+    """Little-endian u32."""
+    logprobs: bytes
+    """Little-endian f32."""
+    run_counts: list[int]
+    run_versions: list[int]
+    first_runs: Sequence[int]
+    """Place of each row's first version run, and behind the last row the number of runs."""
+
+    def runs(self, row: int) -> Iterator[tuple[int, int]]:
+        """Return the (tokens, version) of a row's version runs."""
+        own = slice(self.first_runs[row], self.first_runs[row + 1])
+        return zip(self.run_counts[own], self.run_versions[own], strict=True)
+
+
+def names(data: bytes, worker: str) -> bool:
+    """Whether a TokenSpans message begins by naming this worker. One that `read` took names no other one later on."""
+    name = worker.encode()
+    return 0 < len(name) < 128 and data.startswith(bytes([0x0A, len(name)]) + name)
+
+
+def read(data: bytes) -> Columns:
+    """Return the columns of a TokenSpans message.
+
+    Raises:
+        CorruptData: it is no such message, or its columns do not fit together; names the column.
+    """
+    message = spans_pb2.TokenSpans()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise CorruptData(f"not a TokenSpans message: {error}") from error
+    rows = len(message.handle)
+    for column in ("attempt", "offset", "n", "finish"):
+        if len(getattr(message, column)) != rows:
+            raise CorruptData(f"TokenSpans.{column} has {len(getattr(message, column))} rows, handle has {rows}")
+    counts, finishes = list(message.n), list(message.finish)
+    starts = list(accumulate(counts, initial=0))
+    total = starts.pop()
+    ids, logprobs = message.ids, message.logprobs
+    known, chances = len(as_ids(ids)), as_logprobs(logprobs)
+    if known != total or len(chances) != total:
+        raise CorruptData(f"TokenSpans.n sums to {total}, but there are {known} ids and {len(chances)} logprobs")
+    # Asked this way round, since no comparison holds for NaN.
+    if total and not (chances.min() > -np.inf and chances.max() <= MAX_LOGPROB):
+        raise CorruptData("TokenSpans.logprobs holds a value that is not finite or above 0")
+    if not _FINISHES.issuperset(finishes):
+        wrong = next(value for value in finishes if value not in _FINISHES)
+        raise CorruptData(f"TokenSpans.finish holds {wrong}, which is not a finish")
+    if not all(map(or_, counts, finishes)):
+        raise CorruptData("TokenSpans has a row with neither tokens nor a finish")
+    run_counts, run_versions = list(message.run_n), list(message.run_version)
+    if len(run_counts) != len(run_versions):
+        raise CorruptData(f"TokenSpans has {len(run_counts)} run_n and {len(run_versions)} run_version")
+    if not names(data, message.worker):
+        raise CorruptData(f"TokenSpans names more than one worker, or none: {message.worker[:100]!r}")
+    return Columns(
+        worker=message.worker,
+        incarnation=message.incarnation,
+        number=message.flush,
+        final=message.final,
+        numerics_key=message.numerics_key,
+        handles=list(message.handle),
+        attempts=list(message.attempt),
+        offsets=list(message.offset),
+        counts=counts,
+        finishes=finishes,
+        starts=starts,
+        ids=ids,
+        logprobs=logprobs,
+        run_counts=run_counts,
+        run_versions=run_versions,
+        first_runs=_first_runs(counts, run_counts),
+    )
+
+
+_FINISHES = frozenset(finish.value for finish in Finish)
+
+
+def _first_runs(counts: list[int], runs: list[int]) -> Sequence[int]:
+    """Return the place of each row's first run and the number of runs, given the tokens of each row and of each run."""
+    if runs == counts:
+        return range(len(runs) + 1)  # the usual case: a run a row
+    first = []
+    run = 0
+    for row, n in enumerate(counts):
+        first.append(run)
+        while n > 0:
+            if run == len(runs) or not 0 < runs[run] <= n:
+                raise CorruptData(f"TokenSpans version runs do not cover row {row} of {counts[row]} tokens exactly")
+            n -= runs[run]
+            run += 1
+    if run < len(runs):
+        raise CorruptData("TokenSpans has more version runs than tokens")
+    return [*first, run]
 
 
 def unpack(data: bytes) -> Flush:
@@ -128,63 +254,27 @@ def unpack(data: bytes) -> Flush:
     Raises:
         CorruptData: it is no such message, or its columns do not fit together; names the column.
     """
-    message = spans_pb2.TokenSpans()
-    try:
-        message.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError has no public base
-        raise CorruptData(f"not a TokenSpans message: {error}") from error
-    rows = len(message.handle)
-    for column in ("attempt", "offset", "n", "finish"):
-        if len(getattr(message, column)) != rows:
-            raise CorruptData(f"TokenSpans.{column} has {len(getattr(message, column))} rows, handle has {rows}")
-    total = sum(message.n)
-    ids, logprobs = as_ids(message.ids), as_logprobs(message.logprobs)
-    if len(ids) != total or len(logprobs) != total:
-        raise CorruptData(f"TokenSpans.n sums to {total}, but there are {len(ids)} ids and {len(logprobs)} logprobs")
-    if total and not bool(np.isfinite(logprobs).all() and (logprobs <= MAX_LOGPROB).all()):
-        raise CorruptData("TokenSpans.logprobs holds a value that is not finite or above 0")
-    if len(message.run_n) != len(message.run_version):
-        raise CorruptData(f"TokenSpans has {len(message.run_n)} run_n and {len(message.run_version)} run_version")
-    runs = iter([Run(n, version) for n, version in zip(message.run_n, message.run_version, strict=True)])
+    columns = read(data)
+    ids, logprobs = as_ids(columns.ids), as_logprobs(columns.logprobs)
     spans = []
-    at = 0
-    for row in range(rows):
-        n = message.n[row]
-        own: list[Run] = []
-        left = n
-        while left > 0:
-            run = next(runs, None)
-            if run is None or run.n == 0 or run.n > left:
-                raise CorruptData(f"TokenSpans version runs do not cover row {row} of {n} tokens exactly")
-            own.append(run)
-            left -= run.n
-        try:
-            finish = Finish(message.finish[row])
-        except ValueError as error:
-            raise CorruptData(f"TokenSpans.finish[{row}] = {message.finish[row]} is not a finish") from error
-        if n == 0 and finish is Finish.NONE:
-            raise CorruptData(f"TokenSpans row {row} has neither tokens nor a finish")
-        spans.append(
-            Span(
-                handle=message.handle[row],
-                attempt=message.attempt[row],
-                offset=message.offset[row],
-                ids=ids[at : at + n],
-                logprobs=logprobs[at : at + n],
-                runs=tuple(own),
-                finish=finish,
-            )
+    for row, (start, n) in enumerate(zip(columns.starts, columns.counts, strict=True)):
+        span = Span(
+            handle=columns.handles[row],
+            attempt=columns.attempts[row],
+            offset=columns.offsets[row],
+            ids=ids[start : start + n],
+            logprobs=logprobs[start : start + n],
+            runs=tuple(Run(tokens, version) for tokens, version in columns.runs(row)),
+            finish=Finish(columns.finishes[row]),
         )
-        at += n
-    if next(runs, None) is not None:
-        raise CorruptData("TokenSpans has more version runs than tokens")
+        spans.append(span)
     return Flush(
-        worker=message.worker,
-        incarnation=message.incarnation,
-        number=message.flush,
+        worker=columns.worker,
+        incarnation=columns.incarnation,
+        number=columns.number,
         spans=tuple(spans),
-        final=message.final,
-        numerics_key=message.numerics_key,
+        final=columns.final,
+        numerics_key=columns.numerics_key,
     )
 
 

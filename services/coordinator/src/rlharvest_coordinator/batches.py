@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
 import structlog
+from rlharvest.bus import names_one
 from rlharvest.clock import Clock
-from rlharvest.errors import Conflict, NotFound
+from rlharvest.errors import Conflict, InvalidField, NotFound
 from rlharvest.jobs.state import TERMINAL, Move, Status
 from rlharvest.rpc import NOT_LEADER
+from rlharvest.rpc_faults import shortened
 from rlharvest.spans import Finish
 from rlharvest.v1 import batches_pb2, batches_pb2_grpc
 
+from rlharvest_coordinator.obstacles import of_trainer
 from rlharvest_coordinator.run import Run
 from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.store import checkpoints, groups, jobs, steps
@@ -32,6 +36,14 @@ REPLY_BYTES = 16 << 20
 """A reply is cut after the group with which it grows past this size."""
 
 RENEW_S = 1.0
+
+MAX_WAIT_S = 30.0
+"""A call that waits is answered after so long, with or without news."""
+
+_MAX_VERSION = 2**31 - 1
+_MAX_TEXT = 500
+_MAX_METRICS = 1000
+_MAX_ERROR = 10_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -65,8 +77,12 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         """Set whenever a job may be there to claim."""
 
     async def Claim(self, request: batches_pb2.ClaimRequest, context: Context) -> batches_pb2.ClaimReply:
+        if not names_one(request.trainer):
+            fix = "Use letters, digits, '_' and '-', at most 100."
+            raise InvalidField("trainer", request.trainer, "not a trainer's name", fix)
+        wait_s = _wait(request.wait_s)
         epoch = await self._lead(context)
-        end = self.clock.monotonic() + min(request.wait_s, 30.0)
+        end = self.clock.monotonic() + wait_s
         while True:
             self.queued.clear()
             row = await jobs.claim(self.sessions, trainer=request.trainer, now=self.clock.time(), epoch=epoch)
@@ -101,18 +117,23 @@ class Batches(batches_pb2_grpc.BatchesServicer):
                 renew_s=RENEW_S,
                 deadline_s=self.deadline_s,
                 tokenizer_digest=run.scope.prepared.tokenizer.digest,
+                next_version=max(run.scope.versions, default=-1) + 1,
             )
         )
 
     async def Renew(self, request: batches_pb2.RenewRequest, context: Context) -> batches_pb2.RenewReply:
         run = await self._fenced(request.job, request.fence, context)
-        self.phases[request.job] = request.phase
-        return batches_pb2.RenewReply(directive=_directive(run))
+        self.phases[request.job] = request.phase[:_MAX_TEXT]
+        run.trainers_obstacle = of_trainer(request.obstacle, request.obstacle_message[:_MAX_TEXT])
+        return batches_pb2.RenewReply(directive=_directive(run), lost_version=run.lost_version)
 
     async def NextBatch(self, request: batches_pb2.NextBatchRequest, context: Context) -> batches_pb2.NextBatchReply:
+        wait_s = _wait(request.wait_s)
         run = await self._fenced(request.job, request.fence, context)
         size = run.scope.spec.algorithm.prompts_per_step
-        end = self.clock.monotonic() + min(request.wait_s, 30.0)
+        _at_most("step", request.step, run.scope.spec.limits.max_steps)
+        _at_most("after", request.after, size)
+        end = self.clock.monotonic() + wait_s
         while True:
             batched = run.harvest.batched
             rows = await groups.batch(self.sessions, run.id, request.step, after=request.after, limit=size)
@@ -135,6 +156,9 @@ class Batches(batches_pb2_grpc.BatchesServicer):
 
     async def ReportStep(self, request: batches_pb2.ReportStepRequest, context: Context) -> batches_pb2.ReportStepReply:
         run = await self._fenced(request.job, request.fence, context)
+        _at_most("step", request.step, run.scope.spec.limits.max_steps)
+        _at_most("version", request.version, _MAX_VERSION)
+        _check_report(request)
         now, epoch = self.clock.time(), self.epoch()
         await groups.record_version(
             self.sessions, run.id, request.version, step=request.step, digest=request.digest, now=now, epoch=epoch
@@ -152,6 +176,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         )
         run.scope.versions[request.version] = request.step
         await run.refresh()
+        run.lost_version = None
         shown = f"Version {request.version} is published" + (f" after step {request.step}." if request.step else ".")
         reward = request.metrics.get("reward")
         if request.step and reward is not None:
@@ -165,6 +190,15 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         self, request: batches_pb2.ReportCheckpointRequest, context: Context
     ) -> batches_pb2.ReportCheckpointReply:
         run = await self._fenced(request.job, request.fence, context)
+        if request.step > run.scope.row.step:
+            await run.refresh()
+        # What it covers is trained for good, so it cannot cover steps that were never done.
+        _at_most("step", request.step, run.scope.row.step)
+        _at_most("version", request.version, _MAX_VERSION)
+        _check_report(request)
+        directory = self.checkpoints_dir / run.id
+        if "\0" in request.path or ".." in Path(request.path).parts or not Path(request.path).is_relative_to(directory):
+            raise InvalidField("path", request.path, "not below the job's checkpoints", f"Save below {directory}.")
         await checkpoints.record(
             self.sessions,
             run.id,
@@ -196,15 +230,16 @@ class Batches(batches_pb2_grpc.BatchesServicer):
                 move = Move.RELEASE
             try:
                 if move is Move.FAIL:
-                    await run.fail(request.error or "the trainer gave no reason")
+                    await run.fail(request.error[:_MAX_ERROR] or "the trainer gave no reason")
                 else:
                     run.scope.row = await jobs.move(
                         self.sessions, run.id, move, now=self.clock.time(), epoch=self.epoch()
                     )
             except Conflict as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+                await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         self.heard.pop(run.id, None)
         self.phases.pop(run.id, None)
+        run.trainers_obstacle = None
         self.queued.set()
         run.scope.woken.set()
         return batches_pb2.FinishReply()
@@ -230,6 +265,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
                     self.sessions, run.id, lambda row: setattr(row, "trainer", None), epoch=self.epoch()
                 )
             self.heard.pop(run.id, None)
+            run.trainers_obstacle = None
             run.scope.event("warn", "trainer.lost", f"Trainer {lost} was silent for {silent:.0f} s.", {"trainer": lost})
             self.queued.set()
 
@@ -274,8 +310,28 @@ class Batches(batches_pb2_grpc.BatchesServicer):
 
 
 async def _abort(context: Context, code: grpc.StatusCode, details: str) -> NoReturn:
-    await context.abort(code, details)
+    await context.abort(code, shortened(details))
     raise AssertionError("abort raises")
+
+
+def _wait(seconds: float) -> float:
+    """Return how long a call may wait. NaN would set a timer that disturbs all others."""
+    if not math.isfinite(seconds):
+        raise InvalidField("wait_s", seconds, "not a number of seconds", f"Send 0 to {MAX_WAIT_S:g}.")
+    return min(seconds, MAX_WAIT_S)
+
+
+def _at_most(field: str, value: int, most: int) -> None:
+    if value > most:
+        raise InvalidField(field, value, f"at most {most} can be", "Report what was done under this claim.")
+
+
+def _check_report(request: batches_pb2.ReportStepRequest | batches_pb2.ReportCheckpointRequest) -> None:
+    for name, text in (("digest", request.digest), *(("metrics", key) for key in request.metrics)):
+        if len(text) > _MAX_TEXT or (text and not text.isprintable()):
+            raise InvalidField(name, text, "not a printable line", f"Use at most {_MAX_TEXT} printable characters.")
+    if len(request.metrics) > _MAX_METRICS:
+        raise InvalidField("metrics", len(request.metrics), "too many", f"Report at most {_MAX_METRICS}.")
 
 
 def _directive(run: Run) -> batches_pb2.Directive.ValueType:

@@ -11,23 +11,22 @@ import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
-from rlharvest.bus import EVENTS, subject
+from rlharvest.bus import EVENTS, parse_subject, subject
 from rlharvest.clock import Clock
 from rlharvest.errors import (
     Conflict,
     CorruptData,
     DataError,
+    DiskFull,
     Fenced,
     InfrastructureError,
     NotFound,
     NotLeader,
-    Unavailable,
 )
 from rlharvest.fleet.member import ENDED, Timing, WorkerState
 from rlharvest.ids import new_id
@@ -38,10 +37,11 @@ from rlharvest.rpc import Client as RpcClient
 from rlharvest.spans import Finish
 from rlharvest.supervise import Supervisor, cancel
 from rlharvest.testing.stub import parse_options
-from rlharvest.v1 import events_pb2, fleet_pb2, weights_pb2, weights_pb2_grpc
+from rlharvest.v1 import events_pb2, fleet_pb2
 from sqlalchemy.exc import DBAPIError
 
 from rlharvest_coordinator import live as views
+from rlharvest_coordinator import obstacles
 from rlharvest_coordinator.api.resources import sample_resource
 from rlharvest_coordinator.batches import Batches
 from rlharvest_coordinator.data.prepare import Prepared, prepare, reopen
@@ -56,6 +56,7 @@ from rlharvest_coordinator.settings import CoordinatorSettings
 from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.store import events, jobs
 from rlharvest_coordinator.tables import Job
+from rlharvest_coordinator.versions import Versions
 
 log = structlog.get_logger(__name__)
 
@@ -90,16 +91,15 @@ class Core:
         )
         self.keeper = Keeper(Log(nats), store, 0, self.leadership.advance)
         timing = Timing(heartbeat_s=settings.heartbeat_s, deadline_s=settings.heartbeat_deadline_s)
-        self.roster = Roster(nats, sessions, clock, timing, lambda: self.epoch)
-        checkpoints = settings.checkpoints_dir or settings.data_dir / "checkpoints"
+        self.roster = Roster(nats, sessions, clock, timing, lambda: self.epoch, most_workers=settings.most_workers)
         self.batches = Batches(
             self.runs,
             sessions,
             clock,
             epoch=lambda: self.epoch,
-            checkpoints_dir=checkpoints.absolute(),
+            checkpoints_dir=settings.checkpoints,
             deadline_s=settings.trainer_deadline_s,
-            on_version=self._published,
+            on_version=lambda run, version: self.versions.published(run, version),
         )
         self.leases = Leases(
             self.runs,
@@ -110,7 +110,10 @@ class Core:
             weights_url=settings.weights_url,
             spawn=self._spawn,
         )
-        self.weights = RpcClient(settings.weights_grpc)
+        self.weights = RpcClient(settings.weights_grpc, settings.as_service)
+        self.versions = Versions(
+            self.weights, self.runs, self.roster, sessions, epoch=lambda: self.epoch, spawn=self._spawn
+        )
         self.roots = [root.absolute() for root in settings.roots]
         self.corrupt_events = 0
         """Messages on the subjects of events that were none."""
@@ -177,6 +180,7 @@ class Core:
         self.keeper.epoch = await self.leadership.acquire()
         self._work("leadership", self.leadership.hold())
         unfinished = await jobs.unfinished(self.sessions)
+        self.leases.coming = {row.id for row in unfinished}
         self.keeper.listen(self._applied)
         self.keeper.on_recovery = self._recovered
         self.roster.prefix = self._prefix
@@ -191,6 +195,7 @@ class Core:
         self._work("jobs", self._steady("jobs", self._jobs))
         self._work("fleet", self._steady("fleet", self._fleet))
         self._work("leases", self._steady("leases", self.leases.run))
+        self._work("versions", self._steady("versions", self.versions.run))
         self._work("events", self._steady("events", self._events))
         log.info("coordinator.leading", epoch=self.keeper.epoch, jobs=len(unfinished))
 
@@ -228,7 +233,9 @@ class Core:
     async def _jobs(self) -> None:
         """Take up jobs that are new, and tell the runs of those that changed."""
         while True:
-            for row in await jobs.unfinished(self.sessions):
+            unfinished = await jobs.unfinished(self.sessions)
+            self.leases.coming = {row.id for row in unfinished if row.id not in self.runs}
+            for row in unfinished:
                 if row.id not in self.runs and row.id not in self._preparing:
                     self._preparing.add(row.id)
                     self._work(f"prepare {row.id}", self._take_up(row), may_end=True)
@@ -275,10 +282,27 @@ class Core:
         except Fenced:
             await self._still_leading()
         except _TRANSIENT as error:
+            if isinstance(error, DiskFull):
+                full = obstacles.obstacle("CoordinatorDiskFull", str(error))
+                self._spawn(self._tell(row.id, full))
             log.warning("job.take_up_failed", job=row.id, error=repr(error))
             await asyncio.sleep(0.5)
         finally:
             self._preparing.discard(row.id)
+
+    async def _tell(self, job: str, held_up: obstacles.Obstacle) -> None:
+        """Show what a job that does not run yet waits for."""
+        try:
+            await jobs.describe(
+                self.sessions,
+                job,
+                reason=held_up.reason,
+                message=held_up.message,
+                now=self.clock.time(),
+                epoch=self.epoch,
+            )
+        except (NotFound, Fenced, *_TRANSIENT) as error:
+            log.warning("job.untold", job=job, reason=held_up.reason, error=repr(error))
 
     async def _prepared(self, row: Job) -> Prepared | None:
         """Check the inputs of a job, or open again what was checked; a job with wrong ones fails."""
@@ -333,8 +357,11 @@ class Core:
                 await self._still_leading()
             except _TRANSIENT as error:
                 log.warning("run.retrying", job=run.id, error=repr(error))
+                run.obstacle = obstacles.of_database(error) if isinstance(error, DBAPIError) else None
                 run.doubtful = True
                 await asyncio.sleep(0.25)
+            else:
+                run.obstacle = None
         for _ in range(100):
             if run.id not in self.keeper.books or run.scope.book.ended:
                 break
@@ -388,9 +415,11 @@ class Core:
                     {"worker": seat.id, "reason": reason},
                 )
 
-    def _prefix(self, job: str, handle: int, attempt: int) -> fleet_pb2.GetPrefixReply | None:
-        run = self.runs.get(job)
-        return run.courier.prefix(handle, attempt) if run is not None and not run.closed else None
+    def _prefix(self, request: fleet_pb2.GetPrefixRequest) -> fleet_pb2.GetPrefixReply | None:
+        run = self.runs.get(request.job)
+        if run is None or run.closed:
+            return None
+        return run.courier.prefix(request.handle, request.attempt, request.worker)
 
     # --- fleet --------------------------------------------------------------------------------------------------------
 
@@ -403,24 +432,7 @@ class Core:
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self.supervisor.spawn("message", coroutine, may_end=True)
 
-    # --- versions and events ------------------------------------------------------------------------------------------
-
-    def _published(self, run: Run, version: int) -> None:
-        serving = {
-            seat.version for seat in self.roster.seats.values() if seat.job == run.id and seat.version is not None
-        }
-        request = weights_pb2.RetainRequest(
-            job=run.id, versions=sorted({*serving, version}), keep_last=run.scope.spec.weights.keep_versions
-        )
-        self._spawn(self._retain(request))
-
-    async def _retain(self, request: weights_pb2.RetainRequest) -> None:
-        try:
-            await self.weights.call(
-                weights_pb2_grpc.WeightsStub, lambda stub: stub.Retain, request, timeout_s=10, total_s=20
-            )
-        except (Unavailable, grpc.aio.AioRpcError) as error:
-            log.warning("weights.retain_failed", job=request.job, error=repr(error))  # the next version asks again
+    # --- events -------------------------------------------------------------------------------------------------------
 
     async def _events(self) -> None:
         """Keep in SQL what other services say of jobs."""
@@ -437,8 +449,10 @@ class Core:
                 return
             fresh = []
             for message in messages:
+                _, job, source = parse_subject(message.subject)
                 try:
-                    fresh.append(events.NewEvent.from_message(events_pb2.Event.FromString(message.data)))
+                    event = events_pb2.Event.FromString(message.data)
+                    fresh.append(events.NewEvent.from_message(event, job=job, source=source))
                 except (CorruptData, DecodeError) as error:
                     self.corrupt_events += 1
                     log.warning("events.corrupt", subject=message.subject, error=str(error))

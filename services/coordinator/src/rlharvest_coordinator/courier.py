@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 from nats.errors import Error as NatsError
 from rlharvest.bus import subject
-from rlharvest.ledger.book import Ack, Outcome
+from rlharvest.ledger.book import Ack
 from rlharvest.ledger.record import Effects
 from rlharvest.ledger.response import OWNED, Response
 from rlharvest.noise import response_seed
@@ -60,32 +60,32 @@ class Courier:
     async def acknowledge_all(self, entries: Sequence[tuple[Entry, Effects]]) -> None:
         """Tell workers what of their spans is in the ledger."""
         now = self.scope.clock.monotonic()
-        # The last word on each response is all that a worker needs.
-        last: dict[tuple[str, int], dict[tuple[int, int], Outcome]] = {}
+        # The last word on each response is all that a worker needs: (handle, attempt) -> (length, ack).
+        last: dict[tuple[str, int], dict[tuple[int, int], tuple[int, Ack]]] = {}
         for entry, effects in entries:
-            if effects.flush is None:
+            flush, outcomes = effects.flush, effects.outcomes
+            if flush is None:
                 continue
-            incarnation = effects.flush.incarnation
             seat = self.scope.roster.seats.get(entry.who)
-            if seat is not None and seat.incarnation == incarnation:
-                seat.numerics_key = effects.flush.numerics_key or seat.numerics_key
-            rows = last.setdefault((entry.who, incarnation), {})
-            for outcome in effects.outcomes:
-                rows[outcome.handle, outcome.attempt] = outcome
-                if outcome.ack is Ack.APPLIED:
-                    self.progress[outcome.handle] = now
-        for (worker, incarnation), rows in last.items():
-            outcomes = list(rows.values())
-            for at in range(0, len(outcomes), ACK_ROWS):
-                part = outcomes[at : at + ACK_ROWS]
-                ack = spans_pb2.LedgerAck(
+            if seat is not None and seat.incarnation == flush.incarnation:
+                seat.numerics_key = flush.numerics_key or seat.numerics_key
+            answers = last.setdefault((entry.who, flush.incarnation), {})
+            asked = zip(flush.handles, flush.attempts, strict=True)
+            answers.update(zip(asked, zip(outcomes.lengths, outcomes.acks, strict=True), strict=True))
+            applied = zip(flush.handles, outcomes.acks, strict=True)
+            self.progress.update((handle, now) for handle, ack in applied if ack is Ack.APPLIED)
+        for (worker, incarnation), answers in last.items():
+            rows = list(answers.items())
+            for at in range(0, len(rows), ACK_ROWS):
+                part = rows[at : at + ACK_ROWS]
+                acks = spans_pb2.LedgerAck(
                     incarnation=incarnation,
-                    handle=[outcome.handle for outcome in part],
-                    attempt=[outcome.attempt for outcome in part],
-                    length=[outcome.length for outcome in part],
-                    status=[outcome.ack.value for outcome in part],
+                    handle=[handle for (handle, _), _ in part],
+                    attempt=[attempt for (_, attempt), _ in part],
+                    length=[length for _, (length, _) in part],
+                    status=[ack for _, (_, ack) in part],  # type: ignore[misc]  # an alias of the enumeration
                 )
-                await self.scope.nats.publish(subject("acks", self.scope.id, worker), ack.SerializeToString())
+                await self.scope.nats.publish(subject("acks", self.scope.id, worker), acks.SerializeToString())
 
     def send(self, handles: Sequence[int]) -> None:
         """Send responses to their new owners."""
@@ -152,10 +152,10 @@ class Courier:
             min_version=response.last_version or 0,
         )
 
-    def prefix(self, handle: int, attempt: int) -> fleet_pb2.GetPrefixReply | None:
+    def prefix(self, handle: int, attempt: int, worker: str) -> fleet_pb2.GetPrefixReply | None:
         """Return the tokens of a response to its owner."""
         response = self.scope.book.responses.get(handle)
-        if response is None or response.attempt != attempt:
+        if response is None or response.attempt != attempt or response.worker != worker:
             return None
         group = self.scope.book.groups[response.group]
         return fleet_pb2.GetPrefixReply(

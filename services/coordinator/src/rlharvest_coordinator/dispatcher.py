@@ -6,8 +6,10 @@ answers into changes for the log.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from rlharvest.fleet.member import ENDED, WorkerState
 from rlharvest.ledger.response import OWNED, Response, State, attempt_of, epoch_of
@@ -20,6 +22,11 @@ from rlharvest_coordinator.courier import Courier
 from rlharvest_coordinator.harvest import Harvest
 from rlharvest_coordinator.roster import Seat
 from rlharvest_coordinator.scope import Scope
+
+Reason: TypeAlias = ledger_pb2.OrphanReason.ValueType
+
+STALL_LOOK_S = 1.0
+"""How often it is looked for responses that stand still."""
 
 PAUSE_GRACE_S = 3.0
 """How long a worker may take to publish what it has when its job pauses."""
@@ -34,6 +41,10 @@ class Dispatcher:
         self.harvest = harvest
         self._aborted_at: float | None = None
         """When the workers were asked to let go of a job that pauses."""
+        self._looked_at = -1e9
+        """When it was looked for responses that stand still."""
+        self._going_on: dict[int, int] = {}
+        """handle -> attempts so far, of waiting responses whose tokens do not end them."""
 
     def going_on(self) -> None:
         """The job runs: nothing is being handed back."""
@@ -41,39 +52,57 @@ class Dispatcher:
 
     def orphans(self) -> list[ledger_pb2.Change]:
         """Return the changes that take responses back from owners that are gone, refuse, stall, or do not hold them."""
-        now = self.scope.clock.monotonic()
         changes = []
-        for response in self.scope.owned():
-            reason = self._lost(response, now)
-            if reason is not None:
-                changes.append(_orphan(response, reason, self._unpublished(response)))
-                self.courier.missing.pop(response.handle, None)
-                seat = self.scope.seat(response)
-                if seat is not None and seat.member.state not in ENDED:
-                    self.courier.abort(seat, [response], flush=False)
+        for response, reason in self._lost().values():
+            changes.append(_orphan(response, reason, self._unpublished(response)))
+            self.courier.missing.pop(response.handle, None)
+            seat = self.scope.seat(response)
+            if seat is not None and seat.member.state not in ENDED:
+                self.courier.abort(seat, [response], flush=False)
         if changes:
             self._tell_orphans(changes)
         return changes
 
-    def _lost(self, response: Response, now: float) -> ledger_pb2.OrphanReason.ValueType | None:
-        seat = self.scope.seat(response)
-        if seat is None:
-            known = self.scope.roster.seats.get(response.worker)
-            rejoined = known is not None and known.incarnation > response.incarnation
+    def _lost(self) -> dict[int, tuple[Response, Reason]]:
+        """Return the responses that must be taken from their owners, by handle."""
+        book = self.scope.book
+        lost: dict[int, tuple[Response, Reason]] = {}
+        for (worker, incarnation), responses in book.index.owners().items():
+            if (reason := self._gone(worker, incarnation)) is not None:
+                lost |= {handle: (response, reason) for handle, response in responses.items()}
+        refused = {(handle, attempt) for handle, attempt in self.courier.refused if self._owned(handle, attempt)}
+        self.courier.refused = refused
+        singly: list[tuple[int, Reason]] = [(handle, ledger_pb2.ORPHAN_REASON_REFUSED) for handle, _ in refused]
+        singly += [(handle, ledger_pb2.ORPHAN_REASON_MISSING) for handle, n in self.courier.missing.items() if n >= 2]
+        singly += [(handle, ledger_pb2.ORPHAN_REASON_STALLED) for handle in self._stalled()]
+        for handle, reason in singly:
+            response = book.responses.get(handle)
+            if response is not None and response.state in OWNED:
+                lost.setdefault(handle, (response, reason))
+        return lost
+
+    def _gone(self, worker: str, incarnation: int) -> Reason | None:
+        """Return why this incarnation of a worker owns nothing any more."""
+        seat = self.scope.roster.seats.get(worker)
+        if seat is None or seat.incarnation != incarnation:
+            rejoined = seat is not None and seat.incarnation > incarnation
             return ledger_pb2.ORPHAN_REASON_REJOINED if rejoined else ledger_pb2.ORPHAN_REASON_DEAD
         if seat.member.state is WorkerState.DEAD:
             return ledger_pb2.ORPHAN_REASON_DEAD
-        if seat.member.state is WorkerState.GONE:
-            return ledger_pb2.ORPHAN_REASON_DRAINED
-        if (response.handle, response.attempt) in self.courier.refused:
-            self.courier.refused.discard((response.handle, response.attempt))
-            return ledger_pb2.ORPHAN_REASON_REFUSED
-        if self.courier.missing[response.handle] >= 2:
-            return ledger_pb2.ORPHAN_REASON_MISSING
-        last = self.courier.progress.setdefault(response.handle, now)
-        if now - last > self.scope.spec.rollout.progress_deadline_s:
-            return ledger_pb2.ORPHAN_REASON_STALLED
-        return None
+        return ledger_pb2.ORPHAN_REASON_DRAINED if seat.member.state is WorkerState.GONE else None
+
+    def _owned(self, handle: int, attempt: int) -> bool:
+        response = self.scope.book.responses.get(handle)
+        return response is not None and response.state in OWNED and response.attempt == attempt
+
+    def _stalled(self) -> list[int]:
+        """Return the responses without a new token for too long. It takes a look at all of them, so not in every round."""
+        now, deadline = self.scope.clock.monotonic(), self.scope.spec.rollout.progress_deadline_s
+        if now - self._looked_at < min(STALL_LOOK_S, deadline / 4):
+            return []
+        self._looked_at = now
+        progress = self.courier.progress
+        return [item.handle for item in self.scope.owned() if now - progress.setdefault(item.handle, now) > deadline]
 
     def _unpublished(self, response: Response) -> int:
         """Tokens that the owner showed in its last heartbeat and that never reached the log."""
@@ -83,7 +112,7 @@ class Dispatcher:
         return max(0, seat.lengths.get(response.handle, 0) - response.length)
 
     def _tell_orphans(self, changes: Sequence[ledger_pb2.Change]) -> None:
-        by_worker: dict[tuple[str, ledger_pb2.OrphanReason.ValueType], list[int]] = {}
+        by_worker: dict[tuple[str, Reason], list[int]] = {}
         for change in changes:
             response = self.scope.book.responses[change.orphan.handle]
             by_worker.setdefault((response.worker, change.orphan.reason), []).append(response.length)
@@ -109,7 +138,7 @@ class Dispatcher:
                 self.courier.acknowledge(seat, response)
         if strangers and seat.job == self.scope.id:
             self.courier.abort_pairs(seat, strangers, flush=False)
-        for response in book.owned_by(seat.id, seat.incarnation):
+        for response in book.index.owned_by(seat.id, seat.incarnation).values():
             if seat.held.get(response.handle) == response.attempt:
                 self.courier.missing.pop(response.handle, None)
                 continue
@@ -133,12 +162,19 @@ class Dispatcher:
     def conclude(self) -> list[ledger_pb2.Change]:
         """Return the changes that finish responses which their tokens have ended already."""
         changes = []
-        for response in self.scope.book.responses.values():
-            if response.state is State.PENDING and response.length:
-                finish = self._terminal(response)
-                if finish is not Finish.NONE:
-                    value = ledger_pb2.Conclude(handle=response.handle, finish=finish.value)  # type: ignore[arg-type]  # alias
-                    changes.append(ledger_pb2.Change(conclude=value))
+        going_on = {}
+        for handle, response in self.scope.book.index.within(State.PENDING).items():
+            if not response.length:
+                continue
+            if (
+                self._going_on.get(handle) != response.serial
+                and (finish := self._terminal(response)) is not Finish.NONE
+            ):
+                value = ledger_pb2.Conclude(handle=handle, finish=finish.value)  # type: ignore[arg-type]  # alias
+                changes.append(ledger_pb2.Change(conclude=value))
+            else:
+                going_on[handle] = response.serial
+        self._going_on = going_on
         return changes
 
     def _terminal(self, response: Response) -> Finish:
@@ -159,9 +195,10 @@ class Dispatcher:
         if not room or not self.scope.ready_seats():
             return []
         n = self.scope.spec.sampling.num_generations
-        first = max(book.next_group, max(self.harvest.left, default=-1) + 1)
+        # A ledger that came back empty begins at 0: what had not reached SQL is started anew, under its old ordinals.
+        new = (ordinal for ordinal in itertools.count(book.next_group) if ordinal not in self.harvest.left)
         changes = []
-        for ordinal in range(first, first + room):
+        for ordinal in itertools.islice(new, room):
             row, data_epoch = self.scope.prepared.order.row(ordinal)
             admit = ledger_pb2.Admit(
                 group=ordinal,
@@ -184,17 +221,19 @@ class Dispatcher:
     def assign(self, leaving: set[int]) -> list[ledger_pb2.Change]:
         """Return the changes that give waiting responses to workers; `leaving` are about to lose their owner."""
         book = self.scope.book
-        pending = [response for response in book.responses.values() if response.state is State.PENDING]
+        pending = book.index.within(State.PENDING).values()
         seats = self.scope.ready_seats()
         if not pending or not seats:
             return []
         held: Counter[str] = Counter()
-        alone: set[str] = set()
-        for response in self.scope.owned():
-            if response.handle not in leaving:
-                held[response.worker] += 1
-                if blame.suspected(response.deaths):
-                    alone.add(response.worker)
+        for (worker, _), responses in book.index.owners().items():
+            held[worker] += len(responses)
+        held.subtract(book.responses[handle].worker for handle in leaving)
+        alone = {
+            response.worker
+            for handle, response in book.index.blamed.items()
+            if response.state in OWNED and handle not in leaving and blame.suspected(response.deaths)
+        }
         most = self.scope.spec.rollout.max_inflight_per_worker
         candidates = [
             dispatch.Candidate(
@@ -208,6 +247,8 @@ class Dispatcher:
             for seat in seats
             if seat.version is not None
         ]
+        if all(candidate.held >= candidate.slots for candidate in candidates):
+            return []
         oldest = self._oldest_steps()
         waiting = [
             dispatch.Waiting(
@@ -256,7 +297,7 @@ class Dispatcher:
         return changes
 
 
-def _orphan(response: Response, reason: ledger_pb2.OrphanReason.ValueType, unpublished: int = 0) -> ledger_pb2.Change:
+def _orphan(response: Response, reason: Reason, unpublished: int = 0) -> ledger_pb2.Change:
     orphan = ledger_pb2.Orphan(handle=response.handle, attempt=response.attempt, reason=reason, unpublished=unpublished)
     return ledger_pb2.Change(orphan=orphan)
 

@@ -17,6 +17,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 from rlharvest.bus import GROUPS, MAX_PAYLOAD_BYTES, SCORES, subject
 from rlharvest.ids import response_id
+from rlharvest.ledger.book import Book
 from rlharvest.ledger.response import Group as LiveGroup
 from rlharvest.ledger.response import Response, State
 from rlharvest.policies import batching, blame
@@ -90,9 +91,7 @@ class Harvest:
     async def ask_for_scores(self) -> None:
         """Ask the reward service for what is finished and was not asked for, or not answered in time."""
         now = self.scope.clock.monotonic()
-        for response in list(self.scope.book.responses.values()):
-            if response.state is not State.FINISHED:
-                continue
+        for response in list(self.scope.book.index.within(State.FINISHED).values()):
             number = self.questions.due(response.handle, now)
             group = self.scope.book.groups.get(response.group)
             if number is None or group is None:
@@ -129,7 +128,7 @@ class Harvest:
         """Write complete groups to SQL and let the ledger forget them; drop those that cannot be trained."""
         book = self.scope.book
         changes = []
-        for group in list(book.groups.values()):
+        for group in self._ripe(book):
             if group.ordinal in self.left:
                 # In SQL already, by a coordinator that did not live to say so.
                 changes.append(_leave(group.ordinal, self.left[group.ordinal]))
@@ -145,6 +144,19 @@ class Harvest:
                 await self._accept(group, responses)
                 changes.append(_leave(group.ordinal, groups.ACCEPTED))
         return changes
+
+    def _ripe(self, book: Book) -> list[LiveGroup]:
+        """Return the live groups that may be ready to leave the ledger, in order."""
+        scored: Counter[int] = Counter()
+        found = book.groups.keys() & self.left.keys()
+        for response in book.index.within(State.SCORED).values():
+            scored[response.group] += 1
+            if response.score is not None and response.score.HasField("error"):
+                found.add(response.group)
+        found |= {ordinal for ordinal, n in scored.items() if n == book.groups[ordinal].n}
+        found |= {response.group for response in book.index.blamed.values()}
+        found |= {book.responses[handle].group for handle in self._too_large if handle in book.responses}
+        return [book.groups[ordinal] for ordinal in sorted(found)]
 
     def _problem(self, responses: Sequence[Response]) -> tuple[str, str, dict[str, Any]] | None:
         """Return why a group can never be trained: (reason, sentence, details)."""

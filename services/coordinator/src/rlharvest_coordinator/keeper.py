@@ -18,9 +18,11 @@ from rlharvest.bus import subject
 from rlharvest.ledger.book import Book
 from rlharvest.ledger.record import Effects, Kind, apply
 from rlharvest.ledger.store import Cursor, Diverged, Position, Store
+from rlharvest.spans import names
 from rlharvest.v1 import ledger_pb2, spans_pb2
 
 from rlharvest_coordinator.log import Entry, Log, StreamChanged
+from rlharvest_coordinator.obstacles import Obstacle, of_store
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +32,8 @@ Listener = Callable[[str, Sequence[tuple[Entry, Effects]]], Awaitable[None]]
 T = TypeVar("T")
 
 PURGE_EVERY_S = 5.0
+PURGE_FULL_EVERY_S = 0.5
+"""While the stream is full."""
 
 
 class Keeper:
@@ -43,13 +47,17 @@ class Keeper:
         self.books: dict[str, Book] = {}
         self.ignored: Counter[str] = Counter()
         """Messages of jobs that are not open: ended, deleted, or of somebody else."""
+        self.forged = 0
+        """Messages of open jobs whose subject is of somebody who has nothing to say there."""
         self.recoveries = 0
         """Times the books were taken from the store, the start included."""
-        self._applied_to = 0
+        self.applied_to = 0
         """Sequence up to which everything is applied."""
         self._known_to = 0
         """Last sequence of the log at the last recovery."""
         self.on_recovery: Callable[[], None] = lambda: None
+        self.obstacle: Obstacle | None = None
+        """Why the store takes nothing, while it does not."""
         self._positions: dict[str, Position] = {}
         self._numbers: Counter[str] = Counter()
         self._listeners: list[Listener] = []
@@ -58,7 +66,7 @@ class Keeper:
     @property
     def caught_up(self) -> bool:
         """Whether the books hold all that was in the log at the last recovery; before that a group may be missing."""
-        return self._applied_to >= self._known_to
+        return self.applied_to >= self._known_to
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` after each batch that was applied and stored."""
@@ -90,16 +98,11 @@ class Keeper:
             self._positions.pop(job, None)
         await self._retry(lambda: self.store.forget(job))
 
-    def next_number(self, job: str) -> int:
-        """Return the number that the next transition of a job will have."""
-        return self._numbers[job] + 1
-
     async def propose(self, job: str, changes: Sequence[ledger_pb2.Change]) -> int:
-        """Put changes into the log as one transition; return its number. They take effect when the log is read."""
+        """Put changes into the log as one transition; return its sequence. They take effect when the log is read."""
         self._numbers[job] += 1
         number = self._numbers[job]
-        await self.log.publish(job, ledger_pb2.Transition(epoch=self.epoch, number=number, changes=changes))
-        return number
+        return await self.log.publish(job, ledger_pb2.Transition(epoch=self.epoch, number=number, changes=changes))
 
     async def run(self) -> None:
         """Apply the log for ever.
@@ -126,7 +129,11 @@ class Keeper:
     async def purge(self) -> None:
         """Delete from the stream what the store holds on disk, for ever, every few seconds."""
         while True:
-            await asyncio.sleep(PURGE_EVERY_S)
+            await asyncio.sleep(PURGE_EVERY_S if self.log.obstacle is None else PURGE_FULL_EVERY_S)
+            try:
+                await self.log.measure()
+            except Exception as error:  # noqa: BLE001 - the next round looks again
+                log.warning("ledger.unmeasured", error=repr(error))
             identity, below = self.log.identity, await self._cursor()
             if below <= 0:
                 continue
@@ -150,7 +157,7 @@ class Keeper:
                     self.ignored.update(entry.kind for entry in mine)
                     continue
                 position = self._positions[job]
-                fresh = [entry for entry in mine if entry.sequence > position.applied]
+                fresh = [entry for entry in mine if entry.sequence > position.applied and self._entitled(entry)]
                 if not fresh:
                     continue
                 applied[job] = [(entry, apply(book, entry.kind, entry.data)) for entry in fresh]
@@ -158,10 +165,24 @@ class Keeper:
                     if effects.corrupt:
                         log.warning("ledger.corrupt", job=job, who=entry.who, problem=effects.corrupt)
                 await self._commit(book, position, fresh)
-            self._applied_to = entries[-1].sequence
-            cursor = Cursor(self.log.identity, self._applied_to, entries[-1].mark)
+            self.applied_to = entries[-1].sequence
+            cursor = Cursor(self.log.identity, self.applied_to, entries[-1].mark)
             await self._retry(lambda: self.store.set_cursor(self.epoch, cursor))
         return applied
+
+    def _entitled(self, entry: Entry) -> bool:
+        """Whether a message comes from whom it should: what another one says is in no book and in no store."""
+        match entry.kind:
+            case "ledger":
+                entitled = entry.who == "coordinator"
+            case "scored":
+                entitled = entry.who == "reward"
+            case _:
+                entitled = names(entry.data, entry.who)
+        if not entitled:
+            self.forged += 1
+            log.warning("ledger.forged", job=entry.job, kind=entry.kind, who=entry.who)
+        return entitled
 
     async def _commit(self, book: Book, before: Position, fresh: Sequence[Entry]) -> None:
         records = [(cast(Kind, entry.kind), entry.data) for entry in fresh]
@@ -198,7 +219,7 @@ class Keeper:
                         subject("resend", job), spans_pb2.Resend(epoch=self.epoch).SerializeToString()
                     )
             await self.log.start(start, mark)
-            self._applied_to, self._known_to = start, end
+            self.applied_to, self._known_to = start, end
         self.on_recovery()
         for job in list(self.books):
             await self.propose(job, [ledger_pb2.Change(begin=ledger_pb2.Begin())])
@@ -242,10 +263,17 @@ class Keeper:
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call the store until it answers."""
         delay = 0.05
+        failed = False
         while True:
             try:
-                return await call()
+                answer = await call()
+                break
             except (RedisError, OSError) as error:
-                log.warning("ledger.store_unreachable", error=repr(error))
+                failed = True
+                self.obstacle = of_store(error)
+                log.warning("ledger.store_waiting", reason=self.obstacle.reason, error=repr(error))
             await asyncio.sleep(delay)
             delay = min(2 * delay, 0.5)
+        if failed:
+            self.obstacle = None
+        return answer

@@ -57,12 +57,18 @@ class Leases:
         self.epoch = epoch
         self.weights_url = weights_url
         self.spawn = spawn
+        self.coming: set[str] = set()
+        """Jobs under way that this coordinator may not have taken up yet: who serves one keeps it."""
 
     async def run(self) -> None:
         """Look at every worker, for ever."""
         while True:
             active = {run.id: run.scope.engine for run in list(self.runs.values()) if run.active}
-            seats = {seat.id: seat for seat in self.roster.seats.values() if seat.member.state in _LEASABLE}
+            seats = {
+                seat.id: seat
+                for seat in self.roster.seats.values()
+                if seat.member.state in _LEASABLE and not self._awaits(seat)
+            }
             tenants = [
                 Tenant(worker=seat.id, job=self._tenancy(seat), engines=frozenset(seat.engines), idle=not seat.held)
                 for seat in seats.values()
@@ -95,11 +101,13 @@ class Leases:
         """Job that a worker serves: the one it was offered last, until it says another."""
         return seat.offered[0] if seat.offered is not None else seat.job
 
+    def _awaits(self, seat: Seat) -> bool:
+        """Whether a worker serves a job whose run is still to come: a coordinator that takes over knows workers first."""
+        return seat.job in self.coming and seat.job not in self.runs
+
     def _holds(self, seat: Seat) -> bool:
         run = self.runs.get(seat.job or "")
-        return (
-            run is not None and not run.closed and any(True for _ in run.scope.book.owned_by(seat.id, seat.incarnation))
-        )
+        return run is not None and not run.closed and bool(run.scope.book.index.owned_by(seat.id, seat.incarnation))
 
     async def _lease(self, seat: Seat, run: Run | None, version: int) -> None:
         lease = fleet_pb2.Lease(epoch=self.epoch(), incarnation=seat.incarnation)

@@ -16,15 +16,16 @@ import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NotFoundError
-from rlharvest.bus import LEDGER, ensure_streams, parse_subject, subject
+from rlharvest.bus import LEDGER, MAX_PAYLOAD_BYTES, ensure_streams, parse_subject, subject
 from rlharvest.v1 import ledger_pb2
 
-log = structlog.get_logger(__name__)
+from rlharvest_coordinator import obstacles
+from rlharvest_coordinator.feed import Feed, FeedBroken
+from rlharvest_coordinator.obstacles import Obstacle
 
-BATCH = 1024
-"""Most messages read at a time."""
+log = structlog.get_logger(__name__)
 
 IDLE_S = 1.0
 """Without a message for this long, look whether the stream has any that did not come."""
@@ -60,13 +61,15 @@ class Log:
     def __init__(self, nats: Client) -> None:
         self.nats = nats
         self.js: JetStreamContext = nats.jetstream(timeout=3)
+        self.obstacle: Obstacle | None = None
+        """Set while the stream is full."""
         self.identity = ""
         """Of the stream that is read: the time of its creation."""
         self.delivered = 0
         """Sequence of the last message that `read` returned."""
         self._mark = 0
         """Digest of that message; 0: not known."""
-        self._subscription: JetStreamContext.PushSubscription | None = None
+        self._feed: Feed | None = None
 
     async def open(self) -> StreamInfo:
         """Create the streams where they are missing and take note of the ledger's identity."""
@@ -94,43 +97,37 @@ class Log:
 
     async def start(self, after: int, mark: int = 0) -> None:
         """Read from the message after sequence `after`, whose digest is `mark`, on."""
-        await self._unsubscribe()
+        await self._leave()
         self.delivered, self._mark = after, mark
-        self._subscription = await self.js.subscribe(
-            "",
-            stream=LEDGER,
-            ordered_consumer=True,
-            config=ConsumerConfig(
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1, mem_storage=True
-            ),
-            pending_bytes_limit=512 << 20,
-        )
+        feed = Feed(self.nats, self.js, LEDGER)
+        await feed.start(after)
+        self._feed = feed
 
     async def read(self) -> list[Entry]:
-        """Wait for messages; return all there are, at most BATCH; an empty list after a second without any.
+        """Wait for messages; return all there are, within the bounds of a feed; an empty list after a second without any.
 
         Raises:
             StreamChanged: the stream is another one; call `open` and `start` again.
         """
         entries: list[Entry] = []
         try:
-            if self._subscription is None:
+            if self._feed is None:
                 await self.start(self.delivered, self._mark)
-            assert self._subscription is not None
-            message = await self._subscription.next_msg(timeout=IDLE_S)
-            while True:
+            assert self._feed is not None
+            for message in await self._feed.next(IDLE_S):
                 sequence = message.metadata.sequence.stream
-                if sequence > self.delivered:
-                    if sequence != self.delivered + 1 and not await self._purged_to(sequence):
-                        log.warning("log.gap", expected=self.delivered + 1, got=sequence)
-                        await self._unsubscribe()
-                        break
-                    kind, job, who = parse_subject(message.subject)
-                    entries.append(Entry(sequence, kind, job, who, message.data))
-                    self.delivered = sequence
-                if len(entries) >= BATCH or not self._subscription.pending_msgs:
+                if sequence <= self.delivered:
+                    continue
+                if sequence != self.delivered + 1 and not await self._purged_to(sequence):
+                    log.warning("log.gap", expected=self.delivered + 1, got=sequence)
+                    await self._leave()
                     break
-                message = await self._subscription.next_msg(timeout=IDLE_S)
+                kind, job, who = parse_subject(message.subject)
+                entries.append(Entry(sequence, kind, job, who, message.data))
+                self.delivered = sequence
+        except FeedBroken as broken:
+            log.info("log.resubscribing", after=self.delivered, reason=str(broken))
+            await self._leave()
         except (TimeoutError, NatsError, APIError) as error:
             if not entries:
                 await self._check(error)
@@ -145,18 +142,29 @@ class Log:
         delay = 0.05
         while True:
             try:
-                return (await self.js.publish(subject("ledger", job), data, headers=headers, stream=LEDGER)).seq
+                acknowledged = await self.js.publish(subject("ledger", job), data, headers=headers, stream=LEDGER)
             except (TimeoutError, NatsError, APIError) as error:
+                self.obstacle = obstacles.of_stream(error)
                 log.warning("log.publish_failed", job=job, error=repr(error))
+            else:
+                self.obstacle = None
+                return acknowledged.seq
             await asyncio.sleep(delay)
             delay = min(2 * delay, 1.0)
+
+    async def measure(self) -> None:
+        """Take note of whether the stream has room for a message."""
+        info = await self.js.stream_info(LEDGER)
+        most = info.config.max_bytes or -1
+        full = 0 <= most < info.state.bytes + MAX_PAYLOAD_BYTES
+        self.obstacle = obstacles.stream_full(f"{info.state.bytes} of {most} bytes") if full else None
 
     async def purge(self, below: int) -> None:
         """Delete messages with a sequence under `below`: the ledger has applied them, durably."""
         await self.js.purge_stream(LEDGER, seq=below)
 
     async def close(self) -> None:
-        await self._unsubscribe()
+        await self._leave()
 
     async def _check(self, error: Exception) -> None:
         """After a silent second: is the stream still the one, and did anything not come?"""
@@ -169,22 +177,22 @@ class Log:
             await asyncio.sleep(0.2)
             return
         if not same:
-            await self._unsubscribe()
+            await self._leave()
             raise StreamChanged(identity) from error
         if info.state.last_seq > self.delivered:
             log.info("log.resubscribing", after=self.delivered, last=info.state.last_seq)
-            await self._unsubscribe()
+            await self._leave()
 
     async def _purged_to(self, sequence: int) -> bool:
         """Whether what lies before `sequence` is not in the stream any more."""
         return (await self.js.stream_info(LEDGER)).state.first_seq >= sequence
 
-    async def _unsubscribe(self) -> None:
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
+    async def _leave(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
             try:
-                await subscription.unsubscribe()
-            except (NatsError, APIError):
+                await feed.close()
+            except (TimeoutError, NatsError, APIError):
                 pass  # it is gone with its server
 
 

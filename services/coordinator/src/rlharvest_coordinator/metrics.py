@@ -33,7 +33,7 @@ class LiveCollector(Collector):
             ignored.add_metric([kind], n)
         yield ignored
         corrupt = CounterMetricFamily("rlharvest_corrupt_messages", "Messages that could not be read.", labels=["kind"])
-        for kind, n in (("beat", core.roster.corrupt), ("events", core.corrupt_events)):
+        for kind, n in (("beat", core.roster.corrupt), ("events", core.corrupt_events), ("ledger", core.keeper.forged)):
             corrupt.add_metric([kind], n)
         yield corrupt
         workers = GaugeMetricFamily("rlharvest_workers", "Workers by state and job.", labels=["state", "job"])

@@ -7,6 +7,7 @@ stood still is taken out of every deadline, so a busy coordinator declares nobod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,17 +17,19 @@ import structlog
 from google.protobuf.message import DecodeError
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from rlharvest.bus import parse_subject, subject
+from rlharvest.bus import names_one, parse_subject, subject
 from rlharvest.clock import Clock
-from rlharvest.errors import NotFound
+from rlharvest.errors import LimitReached, NotFound
 from rlharvest.fleet import member as life
 from rlharvest.fleet.member import ENDED, Member, Timing, WorkerState
 from rlharvest.rpc import NOT_LEADER
 from rlharvest.v1 import fleet_pb2, fleet_pb2_grpc
 
+from rlharvest_coordinator import registration
 from rlharvest_coordinator.live import LiveWorker
 from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.store import workers as store
+from rlharvest_coordinator.store.values import storable
 from rlharvest_coordinator.tables import Worker
 
 log = structlog.get_logger(__name__)
@@ -85,8 +88,16 @@ class Roster(fleet_pb2_grpc.FleetServicer):
     """All workers that this coordinator knows."""
 
     def __init__(
-        self, nats: Client, sessions: Sessions, clock: Clock, timing: Timing, epoch: Callable[[], int]
+        self,
+        nats: Client,
+        sessions: Sessions,
+        clock: Clock,
+        timing: Timing,
+        epoch: Callable[[], int],
+        *,
+        most_workers: int,
     ) -> None:
+        self.most_workers = most_workers
         self.nats = nats
         self.sessions = sessions
         self.clock = clock
@@ -95,7 +106,8 @@ class Roster(fleet_pb2_grpc.FleetServicer):
         self.seats: dict[str, Seat] = {}
         self.corrupt = 0
         """Heartbeats that were none, or not of whom they came from."""
-        self.prefix: Callable[[str, int, int], fleet_pb2.GetPrefixReply | None] = lambda _job, _handle, _attempt: None
+        self.admit: Callable[[fleet_pb2.AdmitRequest], fleet_pb2.AdmitReply] = lambda _request: fleet_pb2.AdmitReply()
+        self.prefix: Callable[[fleet_pb2.GetPrefixRequest], fleet_pb2.GetPrefixReply | None] = lambda _request: None
         self.on_beat: Callable[[Seat], None] = lambda _seat: None
         self.on_loss: Callable[[Seat, str], None] = lambda _seat, _reason: None
         self._last_tick: float | None = None
@@ -123,11 +135,20 @@ class Roster(fleet_pb2_grpc.FleetServicer):
 
     # --- gRPC ---------------------------------------------------------------------------------------------------------
 
+    async def Admit(
+        self, request: fleet_pb2.AdmitRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.AdmitReply:
+        return self.admit(request)
+
     async def Register(
         self, request: fleet_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> fleet_pb2.RegisterReply:
+        registration.check(request)
         epoch = await self._lead(context)
         old = self.seats.get(request.worker)
+        here = sum(seat.member.state not in ENDED for seat in self.seats.values())
+        if here >= self.most_workers and (old is None or old.member.state in ENDED):
+            raise LimitReached("workers", self.most_workers, "Stop some, or set RLHARVEST_MOST_WORKERS.")
         known = old.incarnation if old is not None else 0
         try:
             known = max(known, (await store.get(self.sessions, request.worker)).incarnation)
@@ -167,15 +188,16 @@ class Roster(fleet_pb2_grpc.FleetServicer):
         if seat is not None and seat.incarnation == request.incarnation:
             seat.member = life.leave(seat.member)
             log.info("worker.left", worker=seat.id, reason=request.reason)
-            self.on_loss(seat, request.reason or "left")
-            await self._record(seat, request.reason)
+            reason = storable(request.reason[: registration.MAX_TEXT])
+            self.on_loss(seat, reason or "left")
+            await self._record(seat, reason)
         return fleet_pb2.LeaveReply()
 
     async def GetPrefix(
         self, request: fleet_pb2.GetPrefixRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> fleet_pb2.GetPrefixReply:
         await self._lead(context)
-        reply = self.prefix(request.job, request.handle, request.attempt)
+        reply = self.prefix(request)
         if reply is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the attempt does not own this response")
         assert reply is not None
@@ -197,13 +219,8 @@ class Roster(fleet_pb2_grpc.FleetServicer):
 
     async def _heard(self, message: Msg) -> None:
         sender = parse_subject(message.subject)[2]
-        try:
-            beat = fleet_pb2.Heartbeat.FromString(message.data)
-        except DecodeError as error:
-            beat, problem = fleet_pb2.Heartbeat(), str(error)
-        else:
-            problem = f"it names {beat.worker!r}"
-        if beat.worker != sender:
+        beat, problem = _read(message.data, sender)
+        if problem:
             self.corrupt += 1
             log.warning("worker.corrupt_heartbeat", worker=sender, problem=problem)
             return
@@ -216,13 +233,7 @@ class Roster(fleet_pb2_grpc.FleetServicer):
                 order = fleet_pb2.Rejoin(incarnation=beat.incarnation, reason=reason, epoch=self.epoch())
                 await self.nats.publish(subject("rejoin", who=beat.worker), order.SerializeToString())
             return
-        try:
-            reported = WorkerState(beat.state)
-        except ValueError:
-            self.corrupt += 1
-            log.warning("worker.corrupt_heartbeat", worker=sender, problem=f"{beat.state} is not a state")
-            return
-        seat.member = life.beat(seat.member, beat.incarnation, reported, now=self.clock.monotonic())
+        seat.member = life.beat(seat.member, beat.incarnation, WorkerState(beat.state), now=self.clock.monotonic())
         seat.heartbeat = beat
         seat.beats += 1
         seat.held = dict(zip(beat.held, beat.held_attempt, strict=False))
@@ -239,6 +250,7 @@ class Roster(fleet_pb2_grpc.FleetServicer):
                 for seat in self.seats.values():
                     seat.member = life.forgive(seat.member, late)
         self._last_tick = now
+        self._told = {worker: at for worker, at in self._told.items() if now - at < _TOLD_S}
         if not self.nats.is_connected:
             # Nobody can be heard: silence says nothing of the workers.
             for seat in self.seats.values():
@@ -290,7 +302,7 @@ class Roster(fleet_pb2_grpc.FleetServicer):
             tokens_per_s=round(beat.tokens_per_s, 2) if beat is not None else 0.0,
             generated_tokens=beat.generated_tokens if beat is not None else 0,
             heartbeat_age_s=max(0.0, self.clock.monotonic() - seat.member.heard),
-            note=beat.note if beat is not None else "",
+            note=beat.note[: registration.MAX_TEXT] if beat is not None else "",
             hostname=seat.hostname,
             pid=seat.pid,
             worker_class=seat.worker_class,
@@ -302,4 +314,34 @@ class Roster(fleet_pb2_grpc.FleetServicer):
         )
 
 
+def _read(data: bytes, sender: str) -> tuple[fleet_pb2.Heartbeat, str]:
+    """Return a heartbeat, and what is wrong with it; an empty text: nothing."""
+    if not names_one(sender):
+        return fleet_pb2.Heartbeat(), f"{sender!r} is not a worker's name"
+    try:
+        beat = fleet_pb2.Heartbeat.FromString(data)
+    except DecodeError as error:
+        return fleet_pb2.Heartbeat(), str(error)
+    if beat.worker != sender:
+        return beat, f"it names {beat.worker!r}"
+    if beat.state not in _REPORTED:
+        return beat, f"{beat.state} is not a state that a worker says of itself"
+    if len({len(beat.held), len(beat.held_attempt), len(beat.held_length)}) > 1:
+        return beat, f"{len(beat.held)} responses, {len(beat.held_attempt)} attempts, {len(beat.held_length)} lengths"
+    if not math.isfinite(beat.tokens_per_s) or beat.version > _MAX_VERSION:
+        return beat, f"tokens_per_s is {beat.tokens_per_s}, version {beat.version}"
+    return beat, ""
+
+
+_REPORTED = frozenset(
+    {
+        fleet_pb2.WORKER_STATE_JOINING,
+        fleet_pb2.WORKER_STATE_WARMING,
+        fleet_pb2.WORKER_STATE_READY,
+        fleet_pb2.WORKER_STATE_DRAINING,
+    }
+)
+_MAX_VERSION = 2**31 - 1
+_TOLD_S = 10.0
+"""How long it is remembered that a stranger was told to join."""
 _CLASSES = {fleet_pb2.WORKER_CLASS_RESERVED: "reserved", fleet_pb2.WORKER_CLASS_PREEMPTIBLE: "preemptible"}

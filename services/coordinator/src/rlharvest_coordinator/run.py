@@ -9,15 +9,15 @@ Invariant: nothing is sent to a worker before the log has it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, islice
 
 import structlog
 from rlharvest.fleet.member import ENDED, WorkerState
 from rlharvest.ids import response_id
 from rlharvest.jobs.state import TERMINAL, Move, Status
 from rlharvest.ledger.record import Effects
-from rlharvest.ledger.response import OWNED, State
+from rlharvest.ledger.response import State
 from rlharvest.v1 import ledger_pb2
 
 from rlharvest_coordinator.courier import Courier
@@ -25,6 +25,7 @@ from rlharvest_coordinator.dispatcher import Dispatcher
 from rlharvest_coordinator.harvest import Harvest
 from rlharvest_coordinator.live import LiveJob
 from rlharvest_coordinator.log import Entry
+from rlharvest_coordinator.obstacles import Obstacle, obstacle
 from rlharvest_coordinator.roster import Seat
 from rlharvest_coordinator.scope import Scope
 from rlharvest_coordinator.store import groups, jobs
@@ -46,8 +47,14 @@ class Run:
         self.closed = False
         self.doubtful = False
         """A write to SQL failed: it may have been made all the same, so SQL is read again."""
-        self._waiting_number: int | None = None
-        """Transition that is in the log and not applied yet."""
+        self.obstacle: Obstacle | None = None
+        """What keeps the rounds from being made."""
+        self.trainers_obstacle: Obstacle | None = None
+        """What the trainer says that it waits for."""
+        self.lost_version: int | None = None
+        """The newest version, if the weight service has it no more."""
+        self._proposed = 0
+        """Sequence of the last transition: until the keeper has read it, its effects are not in the book."""
 
     @property
     def id(self) -> str:
@@ -71,7 +78,7 @@ class Run:
 
     def recovered(self) -> None:
         """The book was taken from the store again: nothing that was on its way counts."""
-        self._waiting_number = None
+        self._proposed = 0
         self.harvest.questions.asked.clear()
         self.scope.woken.set()
 
@@ -80,8 +87,6 @@ class Run:
         assigned: list[int] = []
         for _entry, effects in entries:
             if effects.transition is not None and effects.transition.epoch == self.scope.keeper.epoch:
-                if effects.transition.number == self._waiting_number:
-                    self._waiting_number = None
                 assigned += [change.assign.handle for change in effects.changes if change.HasField("assign")]
             if effects.score is not None:
                 self.harvest.questions.asked.pop(effects.score.handle, None)
@@ -111,8 +116,8 @@ class Run:
             return
         if self.scope.keeper.caught_up:
             await self.harvest.form_batches()
-        if self._waiting_number is not None:
-            return  # its effects are not in the book yet; what is due now is due in the next round as well
+        if self.scope.keeper.applied_to < self._proposed:
+            return  # what is due now is due in the next round as well
         if self.active:
             self.dispatcher.going_on()
             changes += [*self.dispatcher.orphans(), *self.dispatcher.conclude(), *self.dispatcher.admit()]
@@ -121,9 +126,10 @@ class Run:
             changes += self.dispatcher.hand_back()
         # What is due and left out now is due in the next round as well.
         if changes := changes[:MOST_CHANGES]:
-            # The number is noted before the log can have it: the keeper may apply it while the publication is confirmed.
-            self._waiting_number = self.scope.keeper.next_number(self.id)
-            await self.scope.keeper.propose(self.id, changes)
+            recoveries = self.scope.keeper.recoveries
+            sequence = await self.scope.keeper.propose(self.id, changes)
+            # After a recovery the log may be a new stream, whose sequences are others.
+            self._proposed = sequence if self.scope.keeper.recoveries == recoveries else 0
 
     async def fail(self, error: str) -> None:
         """End the job: it cannot go on."""
@@ -142,7 +148,9 @@ class Run:
         """The job is over: what is outstanding is dropped, counted, and forgotten."""
         scope = self.scope
         for seat in scope.roster.seats.values():
-            pairs = [(item.handle, item.attempt) for item in scope.book.owned_by(seat.id, seat.incarnation)]
+            pairs = [
+                (item.handle, item.attempt) for item in scope.book.index.owned_by(seat.id, seat.incarnation).values()
+            ]
             if pairs and seat.member.state not in ENDED:
                 self.courier.abort_pairs(seat, pairs, flush=False)
         reason = scope.status.value
@@ -158,16 +166,15 @@ class Run:
 
     def live(self) -> LiveJob:
         """Return the job as the API shows it while it runs."""
-        responses = self.scope.book.responses.values()
-        by_state = Counter(response.state for response in responses)
+        within = self.scope.book.index.within
         reason, message = self.explain()
-        held_up = [response for response in responses if response.state in (State.PENDING, *OWNED)]
+        held_up = chain(within(State.PENDING), within(State.ASSIGNED), within(State.STREAMING))
         return LiveJob(
             reason=reason,
             message=message,
-            pending=by_state[State.PENDING],
-            running=by_state[State.ASSIGNED] + by_state[State.STREAMING],
-            finished=by_state[State.FINISHED] + by_state[State.SCORED],
+            pending=len(within(State.PENDING)),
+            running=len(within(State.ASSIGNED)) + len(within(State.STREAMING)),
+            finished=len(within(State.FINISHED)) + len(within(State.SCORED)),
             admitted_groups=self.scope.book.next_group,
             workers_ready=len(self.scope.ready_seats()),
             counters={
@@ -176,7 +183,19 @@ class Run:
                 "reward_errors": self.harvest.reward_errors,
                 "preemptions": self.harvest.preemptions,
             },
-            waiting_for=[response_id(self.id, response.handle) for response in held_up[:20]],
+            waiting_for=[response_id(self.id, handle) for handle in islice(held_up, 20)],
+        )
+
+    def _held_up(self) -> Obstacle | None:
+        """Return what from outside the job waits for, if there is anything: what everybody waits for first."""
+        keeper = self.scope.keeper
+        lost = self.lost_version
+        return (
+            keeper.log.obstacle
+            or keeper.obstacle
+            or self.obstacle
+            or self.trainers_obstacle
+            or (obstacle("WeightsLost", f"The trainer publishes version {lost} again.") if lost is not None else None)
         )
 
     def explain(self) -> tuple[str, str]:
@@ -184,6 +203,8 @@ class Run:
         row = self.scope.row
         if self.scope.status is not Status.RUNNING:
             return row.reason, row.message
+        if (held_up := self._held_up()) is not None:
+            return held_up.reason, held_up.message
         if row.version is None:
             return "WaitingForTrainer", "The trainer loads the model and publishes the first version."
         ready = len(self.scope.ready_seats())
@@ -196,17 +217,17 @@ class Run:
                 "WaitingForWorkers",
                 f"0 ready workers with engine {self.scope.engine!r}. Start one: rlharvest scale 1",
             )
-        by_state = Counter(response.state for response in self.scope.book.responses.values())
-        owned = by_state[State.ASSIGNED] + by_state[State.STREAMING]
+        n = {state: len(self.scope.book.index.within(state)) for state in State}
+        owned = n[State.ASSIGNED] + n[State.STREAMING]
         if owned:
-            return "Generating", f"{owned} responses on {ready} workers, {by_state[State.PENDING]} wait."
-        if by_state[State.PENDING]:
+            return "Generating", f"{owned} responses on {ready} workers, {n[State.PENDING]} wait."
+        if n[State.PENDING]:
             behind = sum(seat.version != row.version for seat in self.scope.ready_seats())
             if behind:
                 return "SwitchingVersion", f"{behind} of {ready} workers switch to version {row.version}."
-            return "Starved", f"{by_state[State.PENDING]} responses wait for a worker that may serve them."
-        if by_state[State.FINISHED]:
-            return "Scoring", f"{by_state[State.FINISHED]} responses wait for their reward."
+            return "Starved", f"{n[State.PENDING]} responses wait for a worker that may serve them."
+        if n[State.FINISHED]:
+            return "Scoring", f"{n[State.FINISHED]} responses wait for their reward."
         if row.trainer is None:
             return "WaitingForTrainer", "The trainer is lost; the job goes on when one is there again."
         step, most = row.step + 1, self.scope.spec.limits.max_steps

@@ -14,7 +14,7 @@ from rlharvest.ids import new_id
 from rlharvest.jobs.model import JobSpec
 from rlharvest.jobs.state import Status
 from rlharvest.ledger.book import Book
-from rlharvest.ledger.response import OWNED, Response
+from rlharvest.ledger.response import Response
 from rlharvest.policies.staleness import Gate
 
 from rlharvest_coordinator.data.prepare import Prepared
@@ -84,7 +84,7 @@ class Scope:
 
     def owned(self) -> Iterable[Response]:
         """The responses that have an owner."""
-        return (response for response in self.book.responses.values() if response.state in OWNED)
+        return self.book.index.owned()
 
     def ready_seats(self) -> list[Seat]:
         """The workers that can take responses of this job."""

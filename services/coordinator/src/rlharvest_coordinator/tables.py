@@ -94,6 +94,24 @@ class Event(Base):
     __table_args__ = (Index("events_by_job", "job", "number"),)
 
 
+class AuditRow(Base):
+    """A call that changed something through the API, or was to; see store.audit."""
+
+    __tablename__ = "audit"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    at: Mapped[float]
+    who: Mapped[str]
+    address: Mapped[str]
+    protocol: Mapped[str]
+    action: Mapped[str]
+    subject: Mapped[str | None]
+    result: Mapped[str]
+    done: Mapped[bool]
+
+    __table_args__ = (Index("audit_by_subject", "subject", "number"),)
+
+
 class Step(Base):
     """An optimizer step and its metrics. Step 0 is the publication of the initial weights."""
 

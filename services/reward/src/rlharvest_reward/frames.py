@@ -1,7 +1,7 @@
 """Frames between the service and its child processes: a big-endian u32 length, then that many bytes of UTF-8 JSON.
 
 Invariants: a frame is one JSON object of at most MAX_FRAME_BYTES; what is no such thing is CorruptData, and the
-connection is of no more use.
+connection is of no more use. What comes from a child is shorter than what goes to it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from rlharvest.errors import CorruptData
 
 MAX_FRAME_BYTES = 16 << 20
 
+MAX_ANSWER_BYTES = 64 << 10
+"""Of a frame from a child."""
+
 _LENGTH = struct.Struct(">I")
 
 
@@ -27,21 +30,25 @@ def encode(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _length(head: bytes) -> int:
+def _length(head: bytes, most: int) -> int:
     (length,) = _LENGTH.unpack(head)
-    if length > MAX_FRAME_BYTES:
-        raise CorruptData(f"a frame announces {length} bytes, over the limit of {MAX_FRAME_BYTES}")
+    if length > most:
+        raise CorruptData(f"a frame announces {length} bytes, over the limit of {most}")
     return int(length)
 
 
 def _decode(body: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(body)
-    except ValueError as error:
+        message = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
         raise CorruptData(f"a frame is no JSON: {error}") from error
     if not isinstance(message, dict):
         raise CorruptData(f"a frame holds {type(message).__name__}, not an object")
     return message
+
+
+def _no_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
@@ -49,7 +56,7 @@ def receive(connection: socket.socket) -> dict[str, Any] | None:
     head = _exactly(connection, _LENGTH.size)
     if head is None:
         return None
-    body = _exactly(connection, _length(head))
+    body = _exactly(connection, _length(head, MAX_FRAME_BYTES))
     return None if body is None else _decode(body)
 
 
@@ -64,9 +71,9 @@ def _exactly(connection: socket.socket, n: int) -> bytes | None:
 
 
 async def read(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Wait for a whole frame; None at the end of the stream."""
+    """Wait for a whole frame of a child; None at the end of the stream."""
     try:
-        length = _length(await reader.readexactly(_LENGTH.size))
+        length = _length(await reader.readexactly(_LENGTH.size), MAX_ANSWER_BYTES)
         return _decode(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

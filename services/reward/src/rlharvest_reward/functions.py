@@ -26,6 +26,11 @@ Style = Literal["trl", "verl"]
 
 MODULE = "rlharvest_user_reward"
 
+_WALLS = (
+    "Reward code has no network, reads its libraries and the roots of jobs, writes only into its own folder, and may "
+    "start a limited number of processes: see Security in docs/operations.md"
+)
+
 _RESERVED = ("prompts", "completions", "completion_ids", "trainer_state")
 
 
@@ -186,4 +191,5 @@ def described(error: BaseException, label: str) -> str:
         text = shorten(str(error), 800)
     except Exception:  # noqa: BLE001 - the text of the exception is code of the user's
         text = shown(error)
-    return f"{label} raised {type(error).__name__}: {text}{where}"
+    hint = ". " + _WALLS if isinstance(error, PermissionError | BlockingIOError) else ""
+    return f"{label} raised {type(error).__name__}: {text}{hint}{where}"

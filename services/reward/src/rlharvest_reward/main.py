@@ -10,7 +10,7 @@ from rlharvest import bus, process
 from rlharvest.health import Health, HealthServer
 from rlharvest.supervise import Supervisor
 
-from rlharvest_reward import limits
+from rlharvest_reward import escape, limits, metrics, trial
 from rlharvest_reward.scoring import Scorer
 from rlharvest_reward.service import RewardService
 from rlharvest_reward.settings import RewardSettings
@@ -31,10 +31,17 @@ async def serve(settings: RewardSettings) -> None:
     """Serve until a signal or the failure of a task.
 
     Raises:
+        InvalidField: the sandbox is required and does not hold here.
         Unavailable: NATS does not answer.
     """
+    await _try_sandbox(settings)
     supervisor = Supervisor("reward")
-    nc = await bus.connect(settings.nats_url, f"reward/{socket.gethostname()}")
+    nc = await bus.connect(
+        settings.nats_url,
+        f"reward/{socket.gethostname()}",
+        credential=settings.nats_credential,
+        tls=settings.tls.client,
+    )
     supervisor.on_stop(nc.close)
     scorer = Scorer(settings)
     supervisor.on_stop(scorer.close)
@@ -55,6 +62,18 @@ async def serve(settings: RewardSettings) -> None:
     supervisor.on_stop(service.stop_taking)
     supervisor.spawn("reap", scorer.reap())
     await supervisor.run()
+
+
+async def _try_sandbox(settings: RewardSettings) -> None:
+    found = await trial.broken(settings.sandbox)
+    for wall in escape.BREACHES:
+        metrics.SANDBOX.labels(wall).set(wall not in found)
+    if found:
+        log.warning(
+            "reward.not_sandboxed", reward_code_gets_through=found, setting="RLHARVEST_REWARD_SANDBOX=best_effort"
+        )
+    else:
+        log.info("reward.sandboxed", walls=list(escape.BREACHES))
 
 
 @app.command("serve")

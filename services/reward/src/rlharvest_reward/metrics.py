@@ -18,3 +18,8 @@ IN_WORK = Gauge("rlharvest_reward_in_work", "Requests in work.")
 PROCESSES = Gauge("rlharvest_reward_processes", "Processes of reward functions.", ["state"])
 STARTED = Counter("rlharvest_reward_processes_started_total", "Processes of reward functions started.")
 QUEUE_ERRORS = Counter("rlharvest_reward_queue_errors_total", "Faults of the queue, after which it was opened again.")
+SANDBOX = Gauge(
+    "rlharvest_reward_sandbox",
+    "1: reward code is kept from it here; 0: it is not, see RLHARVEST_REWARD_SANDBOX.",
+    ["wall"],
+)

@@ -35,8 +35,12 @@ _REWARDS = TypeAdapter(list[Reward])
 
 
 class Key(NamedTuple):
-    """Which function a process has loaded; another digest means another file or another configuration."""
+    """Which function a process has loaded, and for whom: no process serves two jobs, whatever they have in common.
 
+    Another digest means another file or another configuration.
+    """
+
+    job: str
     digest: str
     place: int
     reward_json: str
@@ -126,7 +130,7 @@ class Scorer:
         try:
             sample = sample_of(request)
             rewards = rewards_of(request)
-            outcomes = await self._all(request.reward_digest, rewards, sample)
+            outcomes = await self._all(request, rewards, sample)
             for reward, outcome in zip(rewards, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
                     result.components.add(name=shorten(name_of(reward), 200), value=outcome, weight=reward.weight)
@@ -140,10 +144,13 @@ class Scorer:
         result.seconds = time.monotonic() - began
         return result
 
-    async def _all(self, digest: str, rewards: Sequence[Reward], sample: dict[str, Any]) -> list[Outcome]:
+    async def _all(
+        self, request: scores_pb2.ScoreRequest, rewards: Sequence[Reward], sample: dict[str, Any]
+    ) -> list[Outcome]:
         async def one(index: int, reward: Reward) -> Outcome:
             try:
-                return await self._one(Key(digest, index, reward.model_dump_json()), reward, sample)
+                key = Key(request.job, request.reward_digest, index, reward.model_dump_json())
+                return await self._one(key, reward, sample)
             except (RewardFault, OSError) as fault:
                 return fault
 
@@ -166,7 +173,8 @@ class Scorer:
         spec = reward.model_dump(mode="json")
         if reward.path is not None:
             spec["path"] = str(confined(reward.path, self._settings.roots))
-        process = await RewardProcess.start(spec, load_timeout_s=self._settings.load_timeout_s)
+        sandbox, load_timeout_s = self._settings.sandbox, self._settings.load_timeout_s
+        process = await RewardProcess.start(spec, sandbox=sandbox, load_timeout_s=load_timeout_s)
         metrics.STARTED.inc()
         log.info("reward.process", function=process.label, pid=process.pid)
         return process

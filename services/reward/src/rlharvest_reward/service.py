@@ -36,6 +36,9 @@ CONSUMER = "reward"
 MAX_ACK_PENDING = 4096
 """Most requests in work over all replicas."""
 
+MAX_DIGEST = 200
+"""Characters of a reward_digest, which names the result."""
+
 FETCH_S = 2.0
 SILENCE_S = 10.0
 
@@ -124,9 +127,11 @@ class RewardService:
         request = scores_pb2.ScoreRequest()
         try:
             request.ParseFromString(message.data)
-            if request.job != bus.parse_subject(message.subject)[1]:
+            if request.job != bus.parse_subject(message.subject)[1] or not bus.names_one(request.job):
                 # An empty message is a ScoreRequest too, of no job.
                 raise CorruptData(f"it names job {request.job!r}")
+            if len(request.reward_digest) > MAX_DIGEST:
+                raise CorruptData(f"its reward_digest has {len(request.reward_digest)} characters")
         except (DecodeError, CorruptData) as error:
             # Nothing can be said about a response that has no name; the queue would deliver it for ever.
             metrics.UNREADABLE.inc()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlharvest.engine import Request, Sampling
+from rlharvest.ledger.response import epoch_of
 from rlharvest.spans import as_ids
 from rlharvest.v1 import fleet_pb2
 
@@ -48,7 +49,9 @@ class Admission:
             newest = self._newest.get(one.handle, -1)
             if one.attempt == newest:
                 continue
-            if one.attempt < newest:
+            if epoch_of(one.attempt) > message.epoch:
+                reason = "its attempt is of a later epoch than its order"
+            elif one.attempt < newest:
                 reason = "a newer attempt was seen"
             elif version is None:
                 reason = "no version is loaded"

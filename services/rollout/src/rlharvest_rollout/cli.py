@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
+import time
 
 import structlog
 import typer
+from nats.aio.client import Client
 from rlharvest import bus, process
+from rlharvest.accounts import Candidate
+from rlharvest.errors import Unavailable
 from rlharvest.health import Health, HealthServer
-from rlharvest.ids import new_id
 from rlharvest.supervise import Supervisor
 
 from rlharvest_rollout.engine_catalog import import_engine, make_engine
@@ -41,11 +45,22 @@ async def run(settings: RolloutSettings) -> None:
         Unavailable: NATS does not answer.
         EngineBroken: the engine died; what it had generated was handed over.
     """
-    name = new_id("wkr")
+    candidate = Candidate()
+    name = candidate.name
     supervisor = Supervisor("rollout", grace_s=settings.drain_s + 5.0)
-    nc = await bus.connect(settings.nats_url, f"rollout/{name}")
-    fleet = Fleet(settings, name, f"rlharvest-{importlib.metadata.version('rlharvest')}")
-    versions = PulledVersions(settings.versions_dir, threads=settings.pull_threads, keep=settings.cache_versions)
+    fleet = Fleet(settings, candidate, f"rlharvest-{importlib.metadata.version('rlharvest')}")
+    health = Health()
+    health.checks["admission"] = fleet.admitted
+    server = HealthServer(health)
+    await server.start(settings.health_host, settings.health_port)
+    seconds = await fleet.admit()
+    nc = await bus.connect(settings.nats_url, f"rollout/{name}", credential=fleet.credential, tls=settings.tls.client)
+    versions = PulledVersions(
+        settings.versions_dir,
+        threads=settings.pull_threads,
+        keep=settings.cache_versions,
+        caller=settings.as_worker,
+    )
     worker = Worker(
         name,
         settings,
@@ -56,10 +71,7 @@ async def run(settings: RolloutSettings) -> None:
         make_engine=lambda engine: make_engine(engine, settings),
         import_engine=import_engine,
     )
-    health = Health()
     health.checks["worker"] = worker.ready
-    server = HealthServer(health)
-    await server.start(settings.health_host, settings.health_port)
     log.info(
         "worker.starts",
         worker=name,
@@ -72,4 +84,23 @@ async def run(settings: RolloutSettings) -> None:
     supervisor.on_stop(server.close)
     supervisor.on_stop(worker.leave)
     await worker.start()
+    if fleet.credential is not None:
+        supervisor.spawn("credential", _renew(fleet, nc, seconds))
     await supervisor.run()
+
+
+async def _renew(fleet: Fleet, nc: Client, seconds: float) -> None:
+    """Have a credential that is good, for ever.
+
+    Raises:
+        Unavailable: NATS ended the connection for good, because the credential was over before a new one could be had.
+    """
+    due = time.monotonic() + seconds / 2
+    while True:
+        await asyncio.sleep(min(1.0, max(0.0, due - time.monotonic())))
+        if nc.is_closed:
+            raise Unavailable("NATS ended the connection: this worker's credential is over")
+        if time.monotonic() >= due:
+            due = time.monotonic() + await fleet.admit() / 2
+            # A connection keeps the credential that it began with, and ends with it.
+            await nc.force_reconnect()

@@ -1,4 +1,8 @@
-"""The coordinator's Fleet service, as a worker calls it."""
+"""The coordinator's Fleet service, as a worker calls it.
+
+Invariant: the token that all workers share is sent to be admitted; every other call carries the worker's own credential,
+once it has one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ import socket
 import grpc.aio
 import structlog
 from rlharvest import rpc
+from rlharvest.accounts import Candidate, Credential
+from rlharvest.credentials import Caller, Tokens
 from rlharvest.errors import Unavailable
 from rlharvest.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -24,13 +30,48 @@ _CLASSES = {
 
 
 class Fleet:
-    """Joins, leaves, and fetches prefixes."""
+    """Is admitted, joins, leaves, and fetches prefixes.
 
-    def __init__(self, settings: RolloutSettings, worker: str, build: str) -> None:
+    Args:
+        candidate: this worker's key, and its name.
+        build: what it runs, for people.
+    """
+
+    def __init__(self, settings: RolloutSettings, candidate: Candidate, build: str) -> None:
+        self.credential: Credential | None = None
+        """For NATS, renewed in place; None: NATS asks for none."""
+        self._admitted = False
         self._settings = settings
-        self._worker = worker
+        self._candidate = candidate
+        self._worker = candidate.name
         self._build = build
-        self._client = rpc.Client(settings.coordinator_grpc)
+        self._joining = rpc.Client(settings.coordinator_grpc, settings.as_worker)
+        self._client = rpc.Client(settings.coordinator_grpc, settings.as_worker)
+
+    async def admit(self) -> float:
+        """Get a credential, or renew it; return for how many seconds it is good. Waits for as long as it takes."""
+        candidate = self._candidate
+        request = fleet_pb2.AdmitRequest(worker=candidate.name, public_key=candidate.key, proof=candidate.proof)
+        while True:
+            try:
+                reply: fleet_pb2.AdmitReply = await self._joining.call(
+                    fleet_pb2_grpc.FleetStub, lambda stub: stub.Admit, request, timeout_s=2.0, total_s=15.0
+                )
+            except (Unavailable, grpc.aio.AioRpcError) as error:
+                log.warning("worker.not_admitted", error=str(error))
+                await asyncio.sleep(0.5)
+                continue
+            self._admitted = True
+            if reply.jwt:
+                if self.credential is None:
+                    self.credential = Credential(reply.jwt, candidate.seed)
+                self.credential.jwt = reply.jwt
+                self._client.caller = Caller(Tokens([reply.jwt]), self._settings.tls)
+            return reply.seconds
+
+    async def admitted(self) -> str | None:
+        """A health check: None when a coordinator has let it in."""
+        return None if self._admitted else "no coordinator has admitted it yet"
 
     async def register(self, *, numerics_key: str, batch_invariant: bool) -> fleet_pb2.RegisterReply:
         """Join; waits for a leading coordinator for as long as it takes."""
@@ -73,10 +114,11 @@ class Fleet:
             grpc.aio.AioRpcError: FAILED_PRECONDITION if the attempt no longer owns the response.
             Unavailable: no coordinator answered.
         """
-        request = fleet_pb2.GetPrefixRequest(job=job, handle=handle, attempt=attempt)
+        request = fleet_pb2.GetPrefixRequest(job=job, handle=handle, attempt=attempt, worker=self._worker)
         return await self._client.call(
             fleet_pb2_grpc.FleetStub, lambda stub: stub.GetPrefix, request, timeout_s=5.0, total_s=20.0
         )
 
     async def close(self) -> None:
+        await self._joining.close()
         await self._client.close()

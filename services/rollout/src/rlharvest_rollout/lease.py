@@ -14,6 +14,7 @@ from enum import Enum
 from pydantic import ValidationError
 from rlharvest.engine import EngineConfig, Kv
 from rlharvest.jobs.model import Rollout
+from rlharvest.ledger.response import MAX_EPOCH
 from rlharvest.v1 import fleet_pb2
 
 RETRY_FIRST_S = 0.5
@@ -31,6 +32,8 @@ class Fence:
         """Return why a message is refused, or None; a higher epoch is remembered."""
         if incarnation != self.incarnation:
             return f"incarnation {incarnation} is not mine, which is {self.incarnation}"
+        if epoch > MAX_EPOCH:
+            return f"{epoch} is not an epoch"  # obeyed once, it would make every real one too old for ever
         if epoch < self.epoch:
             return f"epoch {epoch} is over; {self.epoch} was seen"
         self.epoch = epoch

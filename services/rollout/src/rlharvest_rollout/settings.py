@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
-from rlharvest.settings import ServiceSettings
+from rlharvest.credentials import Caller
+from rlharvest.settings import ServiceSettings, Token
 
 EngineName = Literal["torch", "stub"]
 
@@ -19,6 +20,9 @@ class RolloutSettings(ServiceSettings):
 
     worker_class: Literal["reserved", "preemptible"] = "preemptible"
     """`reserved` shares the trainer's device; `preemptible` may vanish at any instant."""
+
+    worker_token: Token | None = None
+    """Bearer token that it joins with and pulls versions with."""
 
     worker_type: str = Field("cpu", max_length=100)
     """What the machine is paid as, e.g. `cpu` or `h100-spot`."""
@@ -66,6 +70,11 @@ class RolloutSettings(ServiceSettings):
             names = [name.strip() for name in value.split(",") if name.strip()]
             return () if names == ["auto"] else tuple(names)
         return value
+
+    @property
+    def as_worker(self) -> Caller:
+        """How it calls services before it has a credential of its own, and the weight service always."""
+        return Caller(self.worker_token, self.tls)
 
     @property
     def offered_engines(self) -> tuple[EngineName, ...]:

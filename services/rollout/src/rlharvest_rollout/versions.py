@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from rlharvest.credentials import Caller
 from rlharvest.errors import DataError
 from rlharvest.weights import catalog, puller
 
@@ -35,12 +36,13 @@ class Versions(Protocol):
 class PulledVersions:
     """Versions over HTTP."""
 
-    def __init__(self, root: Path, *, threads: int, keep: int) -> None:
+    def __init__(self, root: Path, *, threads: int, keep: int, caller: Caller) -> None:
         self._root = root
-        self._options = puller.PullOptions(threads=threads, keep=keep)
+        self._options = puller.PullOptions(threads=threads, keep=keep, caller=caller)
 
     async def bring(self, target: Target, version: int, progress: Callable[[int, int], None]) -> Path:
-        manifest = await catalog.fetch_manifest(target.weights_url, target.job, version)
+        caller = self._options.caller
+        manifest = await catalog.fetch_manifest(target.weights_url, target.job, version, caller=caller)
         digest, wanted = manifest.tokenizer_digest, target.tokenizer_digest
         if digest and wanted and digest != wanted:
             raise TokenizerMismatch(f"version {version} has tokenizer {digest}, the job was tokenised with {wanted}")

@@ -4,22 +4,29 @@
                       trainer/optimizer.safetensors                   moments, master weights, random state
                       state.json                                      written last; size and hash of every file
 
+    <root>/.writing_<n>_<fence>/  one that is being written, by the claim of that fence
+    <root>/.fence                 the highest fence that ever saved or resumed here
+
 Invariants: a directory named step_<n> appears by one rename, after everything in it was synced to the disk; what a
-crash or a full disk leaves behind has another name and is deleted at the next save; a checkpoint is used only when
-every file verifies; the newest `keep` complete ones stay.
+crash or a full disk leaves behind has another name and is deleted at the next save of the same or a higher claim, never
+by an older one; a claim that a higher one followed changes nothing any more, whenever it wakes; nothing is begun for
+which there is no room; a checkpoint is used only when every file verifies; the newest `keep` complete ones stay.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rlharvest.errors import Conflict, CorruptData
+from rlharvest import disk
+from rlharvest.errors import Conflict, CorruptData, Fenced
 from rlharvest.weights.manifest import FileEntry, describe, verify
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -33,6 +40,11 @@ log = structlog.get_logger(__name__)
 OPTIMIZER = "trainer/optimizer.safetensors"
 STATE = "state.json"
 _NAME = re.compile(r"step_(\d+)")
+_DRAFT = re.compile(r"\.writing_\d+_(\d+)")
+_FENCE = ".fence"
+_FENCE_DIGITS = 20
+_SMALL_FILES_BYTES = 16 << 20
+"""For config, tokenizer, headers and state.json."""
 
 
 class State(BaseModel):
@@ -64,11 +76,19 @@ class State(BaseModel):
 
 
 class Checkpoints:
-    """The checkpoints of one job in one directory."""
+    """The checkpoints of one job in one directory.
 
-    def __init__(self, root: Path, *, keep: int) -> None:
+    Args:
+        keep: complete ones that stay.
+        reserve: bytes that must stay free on the disk.
+        free: tells the space on the disk of a path.
+    """
+
+    def __init__(self, root: Path, *, keep: int, reserve: int = 0, free: disk.Free = disk.free_bytes) -> None:
         self.root = root.absolute()
         self.keep = keep
+        self._reserve = reserve
+        self._free = free
 
     def path(self, step: int) -> Path:
         """Return where the checkpoint of a step lies."""
@@ -85,12 +105,15 @@ class Checkpoints:
 
         Raises:
             DiskFull: names the path; earlier checkpoints are as they were.
+            Fenced: a newer claim saved or resumed here; nothing was changed.
         """
         final = self.path(state.step)
         draft = self.root / f".writing_{state.step}_{state.fence}"
         with versions.naming_full_disk(draft):
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            with self._alone(state.fence):
+                self._sweep(state.fence)
+            needed = versions.model_bytes(model) + sum(each.numel() * each.element_size() for each in tensors.values())
+            disk.require(draft, needed + _SMALL_FILES_BYTES, reserve=self._reserve, free=self._free)
             try:
                 entries = versions.write(model, draft, tokenizer=tokenizer, shard_bytes=shard_bytes)
                 (draft / OPTIMIZER).parent.mkdir()
@@ -103,15 +126,25 @@ class Checkpoints:
                 _write_durably(draft / STATE, state.model_dump_json(indent=1))
                 _sync(draft / "trainer")
                 _sync(draft)
-                if final.exists():
-                    _delete(final)  # not verifiable, or the newest one would have been resumed from
-                draft.rename(final)
+                with self._alone(state.fence):
+                    if final.exists():
+                        _delete(final)  # not verifiable, or the newest one would have been resumed from
+                    draft.rename(final)
+                    _sync(self.root)
+                    self._prune(state.step)
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
-            _sync(self.root)
-        self._prune(state.step)
         return final, state
+
+    def claim(self, fence: int) -> None:
+        """Shut out every claim before this one.
+
+        Raises:
+            Fenced: a newer claim was here already.
+        """
+        with versions.naming_full_disk(self.root), self._alone(fence):
+            pass
 
     def newest(self, job: str) -> tuple[Path, State] | None:
         """Return the newest checkpoint that is complete and verifies, or None.
@@ -142,9 +175,31 @@ class Checkpoints:
         for step in older[self.keep :]:
             _delete(self.path(step))
 
-    def _sweep(self) -> None:
+    def _sweep(self, fence: int) -> None:
+        """Delete what crashes of this claim and of those before it left."""
         for path in self.root.glob(".writing_*"):
-            shutil.rmtree(path, ignore_errors=True)
+            draft = _DRAFT.fullmatch(path.name)
+            if draft is not None and int(draft[1]) <= fence:
+                shutil.rmtree(path, ignore_errors=True)
+
+    @contextmanager
+    def _alone(self, fence: int) -> Iterator[None]:
+        """Hold the directory against other trainers; raise Fenced if a newer claim was here."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.root / _FENCE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            text = os.pread(descriptor, _FENCE_DIGITS, 0).decode("ascii", "replace")
+            known = int(text) if text.isdecimal() else 0
+            if known > fence:
+                raise Fenced(f"{self.root}: claim {known} was here, claim {fence} is over")
+            if known < fence:
+                # Always as many digits: what is there is overwritten in place, which needs no space.
+                os.pwrite(descriptor, f"{fence:0{_FENCE_DIGITS}d}".encode(), 0)
+                os.fsync(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def read(path: Path) -> State:

@@ -32,6 +32,9 @@ class Claim:
     Attributes:
         step: optimizer steps done, as renewals tell it.
         phase: what the run does now, as renewals tell it.
+        obstacle: what it waits for from outside, and the same for people; renewals tell it.
+        lost_version: newest version, if the weight service lost it; the run publishes its step again.
+        next_version: above the numbers of all versions that are known of the job.
     """
 
     def __init__(self, claimed: batches_pb2.Claimed, coordinator: Coordinator, notices: Notices) -> None:
@@ -39,6 +42,9 @@ class Claim:
         self.fence = claimed.fence
         self.step = 0
         self.phase = "loading"
+        self.obstacle: tuple[str, str] | None = None
+        self.lost_version: int | None = None
+        self.next_version = claimed.next_version
         self.orders = Orders()
         self._period = max(claimed.renew_s, 0.05)
         self._coordinator = coordinator
@@ -49,13 +55,31 @@ class Claim:
         self.phase = phase
         metrics.phase(phase)
 
+    async def held_up(self, reason: str, message: str) -> None:
+        """Tell people that the run waits for something outside, once for each reason."""
+        news = self.obstacle is None or self.obstacle[0] != reason
+        self.obstacle = (reason, message)
+        if news:
+            await self.event("warn", "trainer.waiting", f"{reason}: {message}", {"reason": reason, "step": self.step})
+
+    async def freed(self, reason: str) -> None:
+        """Tell people that the run goes on after what `held_up` told."""
+        if self.obstacle is not None and self.obstacle[0] == reason:
+            self.obstacle = None
+            await self.event("info", "trainer.goes_on", f"{reason} is over.", {"reason": reason, "step": self.step})
+
     async def renew(self) -> None:
         """Keep the claim until it is lost."""
         while True:
             await asyncio.sleep(self._period)
             try:
-                directive = await self._coordinator.renew(
-                    self.job, self.fence, step=self.step, phase=self.phase, timeout_s=max(self._period, 1.0)
+                reply = await self._coordinator.renew(
+                    self.job,
+                    self.fence,
+                    step=self.step,
+                    phase=self.phase,
+                    obstacle=self.obstacle,
+                    timeout_s=max(self._period, 1.0),
                 )
             except Unavailable as problem:
                 log.warning("renew.unheard", job=self.job, why=str(problem))
@@ -63,7 +87,8 @@ class Claim:
             except (Fenced, NotFound):
                 self.orders.give(Order.FENCED)
                 return
-            self._heed(directive)
+            self.lost_version = reply.lost_version if reply.HasField("lost_version") else None
+            self._heed(reply.directive)
 
     async def next_batch(self, *, after: int) -> batches_pb2.NextBatchReply:
         """Return the groups of the next batch from position `after` on, as many as there are."""

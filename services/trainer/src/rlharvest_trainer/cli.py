@@ -46,9 +46,14 @@ async def _serve(settings: TrainerSettings) -> None:
     from rlharvest_trainer.versions import WeightService
 
     supervisor = Supervisor("trainer")
-    nats = await bus.connect(settings.nats_url, f"trainer/{settings.trainer}")
-    client = Client(settings.coordinator_grpc)
-    weights = WeightService(settings.weights_url, settings.weights_grpc)
+    nats = await bus.connect(
+        settings.nats_url,
+        f"trainer/{settings.trainer}",
+        credential=settings.nats_credential,
+        tls=settings.tls.client,
+    )
+    client = Client(settings.coordinator_grpc, settings.as_service)
+    weights = WeightService(settings.weights_url, settings.weights_grpc, caller=settings.as_service)
     compute = Compute(settings.threads)
     health = Health()
 

@@ -44,12 +44,18 @@ class Coordinator:
         return reply.claimed if reply.HasField("claimed") else None
 
     async def renew(
-        self, job: str, fence: int, *, step: int, phase: str, timeout_s: float
-    ) -> batches_pb2.Directive.ValueType:
-        """Keep the claim; one attempt, because the next renewal comes soon anyway. Raises Unavailable, Fenced."""
-        request = batches_pb2.RenewRequest(job=job, fence=fence, step=step, phase=phase)
-        reply = await self._once(lambda stub: stub.Renew, request, timeout_s=timeout_s, total_s=timeout_s)
-        return reply.directive
+        self, job: str, fence: int, *, step: int, phase: str, obstacle: tuple[str, str] | None, timeout_s: float
+    ) -> batches_pb2.RenewReply:
+        """Keep the claim; one attempt, because the next renewal comes soon anyway. Raises Unavailable, Fenced.
+
+        Args:
+            obstacle: what the run waits for from outside: one word, and the same for people.
+        """
+        word, message = obstacle or ("", "")
+        request = batches_pb2.RenewRequest(
+            job=job, fence=fence, step=step, phase=phase, obstacle=word, obstacle_message=message
+        )
+        return await self._once(lambda stub: stub.Renew, request, timeout_s=timeout_s, total_s=timeout_s)
 
     async def next_batch(self, job: str, fence: int, *, step: int, after: int) -> batches_pb2.NextBatchReply:
         """Return the groups of a batch that are there by now, from position `after` on; maybe none."""

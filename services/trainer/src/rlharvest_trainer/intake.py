@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from rlharvest.errors import CorruptData
 from rlharvest.jobs.model import JobSpec
@@ -27,6 +28,7 @@ class Intake:
     Args:
         woken: set when a group of the job is complete.
         poll_s: how often to ask when no wake-up comes.
+        idle: called whenever there is nothing to do but wait.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Intake:
         *,
         woken: asyncio.Event,
         poll_s: float,
+        idle: Callable[[], Awaitable[None]],
     ) -> None:
         self._claim = claim
         self._compute = compute
@@ -45,6 +48,7 @@ class Intake:
         self._prepared = prepared
         self._woken = woken
         self._poll_s = poll_s
+        self._idle = idle
 
     async def gather(self, clock: StepClock) -> None:
         """Bring the gradients of the claim's next batch into the learner.
@@ -63,6 +67,7 @@ class Intake:
             reply = await orders.obeying(self._claim.next_batch(after=after))
             complete = reply.complete or 0 < reply.size <= after + len(reply.groups)
             if not reply.groups and not complete:
+                await self._idle()
                 await orders.obeying(self._wait())
             clock.waited += time.monotonic() - since
             groups = await self._accept(reply, after)

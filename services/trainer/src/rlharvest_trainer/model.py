@@ -93,6 +93,13 @@ def read_config(directory: Path, field: str = "model") -> dict[str, Any]:
         raise InvalidField(
             field, shown, "config.json names no model_type", "Save the model again with save_pretrained."
         )
+    if config.get("auto_map"):
+        raise InvalidField(
+            field,
+            shown,
+            "it needs code of its own (auto_map in config.json, for trust_remote_code), which is never run",
+            "Give a model that transformers has the code of; if it is one, remove auto_map.",
+        )
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise InvalidField(

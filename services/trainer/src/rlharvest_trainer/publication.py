@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from rlharvest import disk
 from rlharvest.errors import Unavailable
 
 from rlharvest_trainer import metrics, versions
+from rlharvest_trainer.claim import Claim
 from rlharvest_trainer.compute import Compute
+from rlharvest_trainer.model import CausalLM
 from rlharvest_trainer.orders import Orders
 from rlharvest_trainer.preparation import Prepared
+from rlharvest_trainer.room import Room
 from rlharvest_trainer.versions import Publications, Version
 
 log = structlog.get_logger(__name__)
@@ -32,24 +36,28 @@ class Uploads:
     Args:
         staging: directory that a version is written to before it is uploaded.
         tokenizer_digest: of what the job was tokenised with.
+        reserve: bytes that must stay free on the disk of `staging`.
     """
 
     def __init__(
         self,
         publications: Publications,
         compute: Compute,
+        claim: Claim,
+        room: Room,
         *,
-        job: str,
-        fence: int,
         tokenizer_digest: str,
         staging: Path,
+        reserve: int,
     ) -> None:
         self._publications = publications
         self._compute = compute
-        self._job = job
-        self._fence = fence
+        self._claim = claim
+        self._room = room
+        self._job = claim.job
         self._tokenizer_digest = tokenizer_digest
         self._staging = staging
+        self._reserve = reserve
 
     async def newest(self) -> Version | None:
         """Return the job's last version, or None; waits for the weight service."""
@@ -61,37 +69,46 @@ class Uploads:
                 await asyncio.sleep(_RETRY_S)
 
     async def upload(self, prepared: Prepared, *, step: int, parent: int | None, shard_bytes: int) -> Version:
-        """Write the parameters as they are now and make a version of them; waits for the weight service.
+        """Write the parameters as they are now and make a version of them.
+
+        Waits for the weight service, and for room on its disk and on the own one.
 
         Raises:
-            DiskFull: here or at the weight service.
             DataError: the weight service refuses the files.
+            Stopped: an order came while there was no room.
         """
         directory = self._staging / f"step_{step}"
-        await self._compute(
-            versions.write,
-            prepared.learner.model,
-            directory,
-            tokenizer=prepared.tokenizer,
-            shard_bytes=shard_bytes,
+        await self._room.wait(
+            "TrainerDiskFull",
+            lambda: self._compute(
+                self._write, prepared.learner.model, directory, tokenizer=prepared.tokenizer, shard_bytes=shard_bytes
+            ),
         )
-        while True:
-            try:
-                version = await self._publications.publish(
-                    directory,
-                    job=self._job,
-                    key=f"{self._fence}:{step}",
-                    step=step,
-                    parent=parent,
-                    tokenizer_digest=self._tokenizer_digest,
-                )
-                break
-            except Unavailable as problem:
-                log.warning("publish.waiting", job=self._job, step=step, why=str(problem))
-                await asyncio.sleep(_RETRY_S)
+        version = await self._room.wait("WeightsDiskFull", lambda: self._publish(directory, step=step, parent=parent))
+        self._claim.next_version = max(self._claim.next_version, version.number + 1)
         metrics.PUBLICATIONS.inc()
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         return version
+
+    def _write(self, model: CausalLM, directory: Path, *, tokenizer: Path, shard_bytes: int) -> None:
+        disk.require(directory, versions.model_bytes(model), reserve=self._reserve)
+        versions.write(model, directory, tokenizer=tokenizer, shard_bytes=shard_bytes)
+
+    async def _publish(self, directory: Path, *, step: int, parent: int | None) -> Version:
+        while True:
+            try:
+                return await self._publications.publish(
+                    directory,
+                    job=self._job,
+                    key=f"{self._claim.fence}:{step}",
+                    step=step,
+                    parent=parent,
+                    tokenizer_digest=self._tokenizer_digest,
+                    least=self._claim.next_version,
+                )
+            except Unavailable as problem:
+                log.warning("publish.waiting", job=self._job, step=step, why=str(problem))
+                await asyncio.sleep(_RETRY_S)
 
     async def clear(self) -> None:
         """Delete what was written."""

@@ -54,6 +54,11 @@ def step_metrics(
     }
 
 
+def moved(values: Mapping[str, float]) -> bool:
+    """Whether a step with these metrics was to change the weights."""
+    return values.get("grad_norm", 0.0) > 0 and values.get("learning_rate", 0.0) > 0
+
+
 def show_step(job: str, step: int, last: int, version: int, values: Mapping[str, float], result: StepResult) -> None:
     """Write a step's line, and set the gauges."""
     for gauge, name in (

@@ -33,7 +33,8 @@ from rlharvest_trainer.notices import Notices
 from rlharvest_trainer.orders import Order, Stopped
 from rlharvest_trainer.preparation import Prepared, prepare, state_tensors
 from rlharvest_trainer.publication import InFlight, Uploads
-from rlharvest_trainer.report import StepClock, show_step, step_metrics
+from rlharvest_trainer.report import StepClock, moved, show_step, step_metrics
+from rlharvest_trainer.room import Room
 from rlharvest_trainer.schedule import learning_rate
 from rlharvest_trainer.settings import TrainerSettings
 from rlharvest_trainer.step import StepResult
@@ -67,19 +68,23 @@ class Run:
         self._claim = Claim(claimed, around.coordinator, around.notices)
         self.orders = self._claim.orders
         self._around = around
+        self._room = Room(self._claim)
         self._uploads = Uploads(
             around.publications,
             around.compute,
-            job=claimed.job,
-            fence=claimed.fence,
+            self._claim,
+            self._room,
             tokenizer_digest=claimed.tokenizer_digest,
             staging=around.settings.data_dir / "trainer" / around.settings.trainer / claimed.job,
+            reserve=around.settings.min_free_bytes,
         )
         self._in_flight = InFlight(self.orders)
         self._prepared: Prepared | None = None
         self._version: Version | None = None
         """Of the parameters in memory; None while they are not published."""
         self._parent: int | None = None
+        self._digest = ""
+        """Of the last version."""
         self._tokens = 0
         self._skipped = 0
         self._metrics: dict[str, float] = {}
@@ -120,7 +125,7 @@ class Run:
 
     async def _train(self) -> None:
         spec = parse(json.loads(self._claimed.job_json))
-        saved = Checkpoints(Path(self._claimed.checkpoint_dir), keep=spec.checkpoint.keep)
+        saved = self._checkpoints(spec)
         await self._load(spec, saved)
         overlap = spec.staleness.max_staleness > 0
         last = spec.limits.max_steps
@@ -132,6 +137,7 @@ class Run:
                 self._ready,
                 woken=woken,
                 poll_s=self._around.settings.poll_s,
+                idle=lambda: self._replace_lost(spec),
             )
             while self.step < last:
                 clock = StepClock()
@@ -143,10 +149,12 @@ class Run:
                 if due or not overlap:
                     await self._in_flight.landed()
                 if due:
-                    await self._report_checkpoint(*await self._save(spec, saved))
+                    path, digest = await self._room.wait("CheckpointDiskFull", lambda: self._save(spec, saved))
+                    await self._report_checkpoint(path, digest)
 
     async def _load(self, spec: JobSpec, saved: Checkpoints) -> None:
         self._claim.show("loading")
+        await self._room.wait("CheckpointDiskFull", lambda: self._around.compute(saved.claim, self.fence))
         settings = self._around.settings
         self._prepared = prepared = await self.orders.obeying(
             self._around.compute(
@@ -156,6 +164,7 @@ class Run:
                 saved,
                 attention=settings.attention,
                 device=choose_device(settings.device),
+                roots=settings.roots,
             )
         )
         state = prepared.resumed
@@ -171,6 +180,7 @@ class Run:
             self._version = newest
         else:
             self._version = await self.orders.obeying(self._upload(spec))
+        self._digest = self._version.digest
         await self.orders.obeying(self._claim.report_step(self.step, self._version, self._metrics))
         if state is not None and prepared.path is not None:
             await self._report_checkpoint(prepared.path, state.digest)
@@ -224,7 +234,16 @@ class Run:
             skipped=self._skipped,
         )
         self._save_s = 0.0
+        unchanged, self._digest = version.digest == self._digest, version.digest
         self._version = version
+        if unchanged and moved(self._metrics):
+            await self._claim.event(
+                "warn",
+                "trainer.unchanged",
+                f"step {step} left every weight as it was, though its gradient was not 0: is algorithm.learning_rate too "
+                f"small for {spec.algorithm.dtype}?",
+                {"step": step, "grad_norm": self._metrics["grad_norm"]},
+            )
         show_step(self.job, step, spec.limits.max_steps, version.number, self._metrics, result)
         await self._claim.report_step(step, version, self._metrics)
 
@@ -233,6 +252,24 @@ class Run:
         self._claim.show("publishing")
         return await self._uploads.upload(
             self._ready, step=self.step, parent=self._parent, shard_bytes=spec.weights.shard_bytes
+        )
+
+    async def _replace_lost(self, spec: JobSpec) -> None:
+        """Publish the step in hand again, under a new number, if the weight service lost its version."""
+        lost = self._claim.lost_version
+        if lost is None or self._version is None or self._version.number != lost:
+            return
+        log.warning("version.lost", job=self.job, version=lost, step=self.step)
+        version = await self.orders.obeying(self._upload(spec))
+        self._version = version
+        await self.orders.obeying(self._claim.report_step(self.step, version, self._metrics))
+        self._claim.show("waiting")
+
+    def _checkpoints(self, spec: JobSpec) -> Checkpoints:
+        return Checkpoints(
+            Path(self._claimed.checkpoint_dir),
+            keep=spec.checkpoint.keep,
+            reserve=self._around.settings.min_free_bytes,
         )
 
     async def _save(self, spec: JobSpec, saved: Checkpoints) -> tuple[Path, str]:
@@ -280,7 +317,7 @@ class Run:
 
     async def _save_last(self) -> None:
         spec = parse(json.loads(self._claimed.job_json))
-        saved = Checkpoints(Path(self._claimed.checkpoint_dir), keep=spec.checkpoint.keep)
+        saved = self._checkpoints(spec)
         try:
             path, digest = await self._save(spec, saved)
             if self._version is not None:

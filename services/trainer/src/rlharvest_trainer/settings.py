@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -28,11 +29,18 @@ class TrainerSettings(ServiceSettings):
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Kernel of attention; `eager` is slower and plainer."""
 
+    roots: list[Path] | None = None
+    """Directories that models must lie in, links followed, as a JSON list; checked again when a model is loaded. Unset: what
+    the coordinator has checked is enough."""
+
     claim_wait_s: float = Field(10.0, gt=0)
     """How long a request for a job waits at the coordinator."""
 
     poll_s: float = Field(0.5, gt=0)
     """How often to ask for more groups when no wake-up comes."""
+
+    min_free_bytes: int = Field(256 << 20, ge=0)
+    """Checkpoints and publications that would leave less space than this on the disk wait until there is more."""
 
     @field_validator("device")
     @classmethod

@@ -6,8 +6,6 @@ states of training are the same.
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlharvest import disk
+from rlharvest.credentials import Caller
 from rlharvest.errors import DiskFull, NotFound
 from rlharvest.weights.catalog import list_versions
 from rlharvest.weights.manifest import FileEntry, Manifest, describe
@@ -48,12 +48,13 @@ class Publications(Protocol):
     """Where versions go."""
 
     async def publish(
-        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str
+        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str, least: int
     ) -> Version:
         """Upload a directory and make it a version. Idempotent by (job, key).
 
         Args:
             tokenizer_digest: of what the job was tokenised with; workers refuse a version that says another.
+            least: the version's number is at least this.
 
         Raises:
             Unavailable: the weight service does not answer.
@@ -73,25 +74,29 @@ class WeightService:
     Args:
         http_url: for blobs and lists.
         grpc_address: for publishing.
+        caller: how this trainer shows itself.
     """
 
-    def __init__(self, http_url: str, grpc_address: str, *, total_s: float = 1800.0) -> None:
+    def __init__(
+        self, http_url: str, grpc_address: str, *, total_s: float = 1800.0, caller: Caller | None = None
+    ) -> None:
         self._http_url = http_url
-        self._publisher = Publisher(http_url, grpc_address, total_s=total_s)
+        self._caller = caller
+        self._publisher = Publisher(http_url, grpc_address, total_s=total_s, caller=caller)
 
     async def publish(
-        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str
+        self, directory: Path, *, job: str, key: str, step: int, parent: int | None, tokenizer_digest: str, least: int
     ) -> Version:
         """See Publications."""
         published = await self._publisher.publish(
-            directory, job=job, key=key, step=step, parent=parent, tokenizer_digest=tokenizer_digest
+            directory, job=job, key=key, step=step, parent=parent, tokenizer_digest=tokenizer_digest, least=least
         )
         return Version(published.version, published.digest)
 
     async def newest(self, job: str) -> Version | None:
         """See Publications."""
         try:
-            entries = await list_versions(self._http_url, job)
+            entries = await list_versions(self._http_url, job, caller=self._caller)
         except NotFound:
             return None
         return Version(entries[-1].version, entries[-1].digest) if entries else None
@@ -132,20 +137,17 @@ def digest(job: str, step: int, files: list[FileEntry]) -> str:
     return Manifest(job=job, version=0, step=step, files=tuple(files)).digest
 
 
+def model_bytes(model: CausalLM) -> int:
+    """Return the bytes that a model's weights take on a disk, without the tokenizer and headers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+
+
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
     """Turn "no space left" in any of its forms into DiskFull that names the path."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError) as error:
+        if not disk.full(error):
             raise
-        raise _full(path) from error
-    except SafetensorError as error:
-        if os.strerror(errno.ENOSPC) not in str(error):
-            raise
-        raise _full(path) from error
-
-
-def _full(path: Path) -> DiskFull:
-    return DiskFull(f"no space left for {path}. Free some, or keep fewer checkpoints (checkpoint.keep).")
+        raise DiskFull(f"no space left for {path} ({error}). Free some, or give it a larger disk.") from error

@@ -7,11 +7,13 @@ waits while NATS is away, and publishing a version never waits for NATS.
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from rlharvest import bus
+from rlharvest.accounts import Credential
 from rlharvest.errors import Unavailable
 from rlharvest.v1 import fleet_pb2
 from rlharvest.weights.manifest import Manifest
@@ -22,10 +24,18 @@ log = structlog.get_logger(__name__)
 
 
 class Announcer:
-    """Sends VersionExists messages; `run` is a background task."""
+    """Sends VersionExists messages; `run` is a background task.
 
-    def __init__(self, nats_url: str) -> None:
+    Args:
+        credential, tls: see bus.connect.
+    """
+
+    def __init__(
+        self, nats_url: str, *, credential: Credential | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._nats_url = nats_url
+        self._credential = credential
+        self._tls = tls
         self._waiting: dict[str, Manifest] = {}
         self._news = asyncio.Event()
 
@@ -59,7 +69,7 @@ class Announcer:
     async def _connect(self) -> Client:
         while True:
             try:
-                return await bus.connect(self._nats_url, "weights")
+                return await bus.connect(self._nats_url, "weights", credential=self._credential, tls=self._tls)
             except Unavailable as error:
                 log.warning("announcement.waiting", error=str(error))
 

@@ -3,7 +3,8 @@
     <root>/blobs/<first 2 hex>/<64 hex>   complete, verified, durable
     <root>/incoming/<random>.tmp          uploads in progress; what is left of a crash is deleted at start
 
-Invariant: whatever lies under blobs/ has the content its name says. A blob's modification time is its lease: set when
+Invariants: whatever lies under blobs/ has the content its name says; the space of an upload is set aside when it
+begins, so that uploads at the same time cannot together eat the reserve. A blob's modification time is its lease: set when
 it is uploaded or asked for with HEAD (somebody is about to publish it), set to 1970 when a version names it. A blob
 that no version names may be deleted once its lease is older than the grace; a download that has it open keeps its
 bytes.
@@ -14,13 +15,15 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
-from rlharvest.errors import CorruptData, DiskFull, NotFound
+from rlharvest import disk
+from rlharvest.errors import CorruptData, DiskFull, LimitReached, NotFound
 
 from rlharvest_weights import durable
 
@@ -31,13 +34,28 @@ class BlobStore:
     Args:
         min_free_bytes: space that uploads must leave on the disk.
         grace_s: how long a blob without a version stays.
+        most_uploads: uploads at a time.
+        free: tells the space on the disk of a path.
     """
 
-    def __init__(self, root: Path, *, min_free_bytes: int, grace_s: float) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        min_free_bytes: int,
+        grace_s: float,
+        most_uploads: int = 64,
+        free: disk.Free = disk.free_bytes,
+    ) -> None:
         self._blobs = root / "blobs"
         self._incoming = root / "incoming"
         self._min_free_bytes = min_free_bytes
         self._grace_s = grace_s
+        self._most_uploads = most_uploads
+        self._free = free
+        self._lock = threading.Lock()
+        self._expected: dict[Path, int] = {}
+        """Upload -> bytes of it that are still to come, as far as they were announced."""
         shutil.rmtree(self._incoming, ignore_errors=True)
         for directory in (self._blobs, self._incoming):
             directory.mkdir(parents=True, exist_ok=True)
@@ -92,22 +110,56 @@ class BlobStore:
                 yield path.name
 
     def free_bytes(self) -> int:
-        """Return the space that uploads may take."""
-        return shutil.disk_usage(self._blobs).free - self._min_free_bytes
+        """Return the space that uploads may take, besides what is set aside for those in progress."""
+        with self._lock:
+            return self._room()
+
+    def require(self, needed: int) -> None:
+        """Check that blobs of `needed` bytes could be uploaded now; raise DiskFull if not."""
+        with self._lock:
+            self._check(needed)
 
     def begin(self, digest: str, size: int | None) -> Upload:
         """Start an upload. `size` is what was announced, if it was.
 
         Raises:
             DiskFull: the disk has no space for it.
+            LimitReached: too many uploads are in progress.
         """
-        free = self.free_bytes()
-        if free < (size or 0) or free <= 0:
+        path = self._incoming / f"{secrets.token_hex(8)}{durable.TEMPORARY_SUFFIX}"
+        with self._lock:
+            if len(self._expected) >= self._most_uploads:
+                raise LimitReached("uploads at a time", self._most_uploads, "Try again when one has ended.")
+            self._check(size if size is not None else 1)
+            self._expected[path] = size or 0
+        try:
+            return Upload(self, path, digest, size)
+        except BaseException:
+            self.ended(path)
+            raise
+
+    def came(self, path: Path, size: int) -> None:
+        """Bytes of an upload are on the disk; raise DiskFull when others took the reserve meanwhile."""
+        with self._lock:
+            self._expected[path] = max(0, self._expected[path] - size)
+            self._check(0)
+
+    def ended(self, path: Path) -> None:
+        """An upload is over. Idempotent."""
+        with self._lock:
+            self._expected.pop(path, None)
+
+    def _room(self) -> int:
+        return self._free(self._blobs) - self._min_free_bytes - sum(self._expected.values())
+
+    def _check(self, needed: int) -> None:
+        room = self._room()
+        if room < needed:
             raise DiskFull(
-                f"no space left on the weight service's disk: {max(free, 0)} bytes are free for blobs, "
-                f"{'more' if size is None else size} are needed. Delete old versions, or give it more."
+                f"no space left on the weight service's disk: {max(room, 0)} bytes are free for blobs besides the "
+                f"{self._min_free_bytes} that must stay free (RLHARVEST_MIN_FREE_BYTES), {max(needed, 1)} are needed. "
+                "Delete old versions, or give it more."
             )
-        return Upload(self, self._incoming / f"{secrets.token_hex(8)}{durable.TEMPORARY_SUFFIX}", digest, size)
 
 
 class Upload:
@@ -119,7 +171,8 @@ class Upload:
         self._digest = digest
         self._size = size
         self._hasher = blake3()
-        self._file = path.open("wb", buffering=0)
+        with durable.full_disk(f"blob {digest}"):
+            self._file = path.open("wb", buffering=0)
         self.received = 0
 
     def write(self, data: bytes | bytearray) -> None:
@@ -130,6 +183,7 @@ class Upload:
             while done < len(view):
                 done += self._file.write(view[done:])
         self.received += len(data)
+        self._store.came(self._path, len(data))
 
     def commit(self) -> bool:
         """Verify, make durable, put in place; return whether the blob is new.
@@ -153,9 +207,11 @@ class Upload:
             new = not target.exists()
             self._path.replace(target)
             durable.sync_directory(target.parent)
+        self._store.ended(self._path)
         return new
 
     def abort(self) -> None:
-        """Delete what came; nothing after `commit`."""
+        """End it: delete what came, nothing after `commit`. Idempotent; called in any case."""
         self._file.close()
         self._path.unlink(missing_ok=True)
+        self._store.ended(self._path)

@@ -10,9 +10,11 @@ import grpc
 import grpc.aio
 import structlog
 from pydantic import ValidationError
-from rlharvest.errors import Conflict, DataError, DiskFull, NotFound, RlharvestError
+from rlharvest.errors import Conflict, DataError, DiskFull, InvalidField, LimitReached, NotFound, RlharvestError
+from rlharvest.rpc_faults import shortened
 from rlharvest.v1 import weights_pb2, weights_pb2_grpc
-from rlharvest.weights.manifest import Manifest
+from rlharvest.weights.manifest import MANIFEST_BYTES, Manifest
+from rlharvest.weights.publisher import DISK_FULL, ERROR_KEY
 
 from rlharvest_weights import metrics
 from rlharvest_weights.versions import VersionStore
@@ -33,6 +35,18 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         self._versions = versions
         self._announce = announce
 
+    async def Begin(
+        self,
+        request: weights_pb2.BeginRequest,
+        context: grpc.aio.ServicerContext[weights_pb2.BeginRequest, weights_pb2.BeginReply],
+    ) -> weights_pb2.BeginReply:
+        """Say what has to be uploaded; RESOURCE_EXHAUSTED when there is no room for it."""
+        try:
+            missing = await asyncio.to_thread(self._versions.begin, _manifest(request.manifest_json))
+        except RlharvestError as error:
+            await _abort(context, error)
+        return weights_pb2.BeginReply(missing=missing)
+
     async def Publish(
         self,
         request: weights_pb2.PublishRequest,
@@ -40,11 +54,10 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
     ) -> weights_pb2.PublishReply:
         """Make a version; INVALID_ARGUMENT names the field that cannot be used."""
         try:
-            manifest = Manifest.model_validate_json(request.manifest_json)
-        except ValidationError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"manifest_json: {error}")
-        try:
-            made, new = await asyncio.to_thread(self._versions.publish, request.job, request.key, manifest)
+            manifest = _manifest(request.manifest_json)
+            made, new = await asyncio.to_thread(
+                self._versions.publish, request.job, request.key, manifest, least=request.least_version
+            )
         except RlharvestError as error:
             await _abort(context, error)
         if new:
@@ -110,7 +123,19 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         return weights_pb2.ForgetReply()
 
 
+def _manifest(text: str) -> Manifest:
+    if len(text) > MANIFEST_BYTES:
+        raise InvalidField(
+            "manifest_json", f"{len(text)} bytes", f"the limit is {MANIFEST_BYTES}", "Write fewer, larger shards"
+        )
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        raise DataError(f"manifest_json: {error}") from error
+
+
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: RlharvestError) -> NoReturn:
+    named: tuple[tuple[str, str], ...] = ()
     match error:
         case DataError():
             code = grpc.StatusCode.INVALID_ARGUMENT
@@ -119,7 +144,10 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: RlharvestEr
         case NotFound():
             code = grpc.StatusCode.NOT_FOUND
         case DiskFull():
+            # gRPC uses this code itself for messages that are too large.
+            code, named = grpc.StatusCode.RESOURCE_EXHAUSTED, ((ERROR_KEY, DISK_FULL),)
+        case LimitReached():
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
         case _:
             code = grpc.StatusCode.INTERNAL
-    await context.abort(code, str(error))
+    await context.abort(code, shortened(str(error)), named)

@@ -17,7 +17,18 @@ from collections.abc import Awaitable, Callable
 import prometheus_client
 import structlog
 from aiohttp import ClientError, web
-from rlharvest.errors import Conflict, DataError, DiskFull, InvalidField, NotFound, RlharvestError, Unavailable
+from rlharvest.access import Access
+from rlharvest.credentials import bearer
+from rlharvest.errors import (
+    Conflict,
+    DataError,
+    DiskFull,
+    InvalidField,
+    LimitReached,
+    NotFound,
+    RlharvestError,
+    Unavailable,
+)
 from rlharvest.health import Health
 from rlharvest.weights.ranges import select
 
@@ -41,6 +52,7 @@ class DataPlane:
     Args:
         max_blob_bytes: larger uploads are refused with 413.
         upload_idle_s: an upload that brings no byte for this long is refused with 408.
+        access: whom it takes.
     """
 
     def __init__(
@@ -51,13 +63,15 @@ class DataPlane:
         *,
         max_blob_bytes: int,
         upload_idle_s: float,
+        access: Access | None = None,
     ) -> None:
         self._blobs = blobs
         self._versions = versions
         self._health = health
         self._max_blob_bytes = max_blob_bytes
         self._upload_idle_s = upload_idle_s
-        self.app = web.Application(middlewares=[_errors])
+        self._access = access or Access()
+        self.app = web.Application(middlewares=[_errors, self._gate])
         self.app.add_routes(
             [
                 web.get("/v1/blobs/{digest}", self._get_blob),
@@ -69,6 +83,17 @@ class DataPlane:
                 web.get("/metrics", self._metrics),
             ]
         )
+
+    @web.middleware
+    async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse who may not come in, before any of the body is read."""
+        given = bearer(request.headers.get("Authorization", ""))
+        verdict = self._access.http(request.method, request.path, given)
+        if verdict is None:
+            return await handler(request)
+        if verdict.kind == "unknown":
+            return _refusal(401, verdict.message, headers={"WWW-Authenticate": "Bearer"})
+        return _refusal(403, verdict.message)
 
     async def _get_blob(self, request: web.Request) -> web.StreamResponse:
         digest = _digest(request)
@@ -206,7 +231,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         response = _refusal(error.status, error.reason)
     except RlharvestError as error:
-        response = _refusal(_status(error), str(error), param=error.field if isinstance(error, InvalidField) else None)
+        param = error.field if isinstance(error, InvalidField) else None
+        wait = {"Retry-After": "1"} if isinstance(error, LimitReached) else None
+        response = _refusal(_status(error), str(error), param=param, headers=wait)
     except TimeoutError:
         response = _refusal(408, "the request brought no byte for too long")
     except Exception:
@@ -226,7 +253,7 @@ def _status(error: RlharvestError) -> int:
             return 409
         case DiskFull():
             return 507
-        case Unavailable():
+        case LimitReached() | Unavailable():
             return 503
     return 500
 
@@ -234,7 +261,8 @@ def _status(error: RlharvestError) -> int:
 def _refusal(
     status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
 ) -> web.Response:
-    codes = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 409: "conflict", 413: "too_large"}
+    codes = {400: "invalid_value", 401: "unauthorized", 403: "forbidden"}
+    codes |= {404: "not_found", 405: "method_not_allowed", 409: "conflict", 413: "too_large"}
     codes |= {408: "timeout", 415: "unsupported", 416: "range_not_satisfiable", 503: "unavailable", 507: "disk_full"}
     body = {
         "code": codes.get(status, "internal_error" if status >= 500 else "refused"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlharvest import disk
 from rlharvest.errors import DiskFull
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -49,8 +49,9 @@ def full_disk(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if disk.full(error):
             raise DiskFull(
-                f"no space left on the weight service's disk for {what}. Delete old versions, or give it more."
+                f"no space left on the weight service's disk for {what} ({error.strerror}). Delete old versions, or "
+                "give it more."
             ) from error
         raise

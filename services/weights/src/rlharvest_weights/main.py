@@ -8,6 +8,8 @@ import structlog
 import typer
 from aiohttp import web
 from rlharvest import process, rpc
+from rlharvest.access import Access
+from rlharvest.credentials import check_exposure
 from rlharvest.errors import InvalidField
 from rlharvest.health import Health
 from rlharvest.supervise import Supervisor
@@ -46,8 +48,13 @@ async def run(settings: WeightSettings) -> None:
         InvalidField: an address cannot be listened on.
     """
     with claim(settings.weights_dir):
-        blobs = BlobStore(settings.weights_dir, min_free_bytes=settings.min_free_bytes, grace_s=settings.upload_grace_s)
-        versions = VersionStore(settings.weights_dir, blobs)
+        blobs = BlobStore(
+            settings.weights_dir,
+            min_free_bytes=settings.min_free_bytes,
+            grace_s=settings.upload_grace_s,
+            most_uploads=settings.most_uploads,
+        )
+        versions = VersionStore(settings.weights_dir, blobs, max_blob_bytes=settings.max_blob_bytes)
         await _serve(settings, blobs, versions)
 
 
@@ -56,17 +63,23 @@ async def _serve(settings: WeightSettings, blobs: BlobStore, versions: VersionSt
     health = Health()
     health.checks["serving"] = lambda: _serving(supervisor)
     health.checks["disk"] = lambda: _disk(blobs)
-    announcer = Announcer(settings.nats_url)
+    access = _access(settings)
+    announcer = Announcer(settings.nats_url, credential=settings.nats_credential, tls=settings.tls.client)
     plane = DataPlane(
-        blobs, versions, health, max_blob_bytes=settings.max_blob_bytes, upload_idle_s=settings.upload_idle_s
+        blobs,
+        versions,
+        health,
+        max_blob_bytes=settings.max_blob_bytes,
+        upload_idle_s=settings.upload_idle_s,
+        access=access,
     )
     # aiohttp waits this long twice: for the handler, then for the connection.
     runner = web.AppRunner(plane.app, access_log=None, handle_signals=False, shutdown_timeout=settings.drain_s / 2)
-    server = rpc.Server()
+    server = rpc.Server(access=access, tls=settings.tls.listener)
     server.add(SERVICE, weights_pb2_grpc.add_WeightsServicer_to_server, WeightsServicer(versions, announcer.announce))
     await runner.setup()
     supervisor.on_stop(runner.cleanup)
-    site = web.TCPSite(runner, settings.http_host, settings.http_port)
+    site = web.TCPSite(runner, settings.http_host, settings.http_port, ssl_context=settings.tls.server)
     try:
         await _listen(site, server, settings)
     except BaseException:
@@ -85,6 +98,18 @@ async def _serve(settings: WeightSettings, blobs: BlobStore, versions: VersionSt
     )
     await supervisor.run()
     log.info("stopped")
+
+
+def _access(settings: WeightSettings) -> Access:
+    """Return whom both servers take. Raises InvalidField: others can reach them, and a token is missing or weak."""
+    service, worker = settings.service_token, settings.worker_token
+    for address, host in (
+        ("http_host", settings.http_host),
+        ("grpc_address", settings.grpc_address.rpartition(":")[0]),
+    ):
+        check_exposure(address, host, "service_token", service)
+        check_exposure(address, host, "worker_token", worker)
+    return Access() if service is None or worker is None else Access({"service": service, "worker": worker})
 
 
 async def _listen(site: web.TCPSite, server: rpc.Server, settings: WeightSettings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import Field
-from rlharvest.settings import ServiceSettings
+from rlharvest.settings import ServiceSettings, Token
 
 
 class WeightSettings(ServiceSettings):
@@ -20,11 +20,17 @@ class WeightSettings(ServiceSettings):
     grpc_address: str = "127.0.0.1:7084"
     """host:port on which gRPC listens."""
 
+    worker_token: Token | None = None
+    """Bearer token with which workers read. Unset, or service_token unset: it asks for none, on loopback only."""
+
     max_blob_bytes: int = Field(default=64 << 30, ge=1)
     """Largest file that is accepted."""
 
     min_free_bytes: int = Field(default=256 << 20, ge=0)
-    """Uploads that would leave less space than this on the disk are refused."""
+    """Publications that would leave less space than this on the disk are refused; their trainer waits."""
+
+    most_uploads: int = Field(default=64, ge=1, le=4096)
+    """Uploads at a time; one more is refused with 503 and tries again."""
 
     upload_grace_s: float = Field(default=600.0, ge=0)
     """A blob that no version names is deleted when it was uploaded, or asked for with HEAD, longer ago than this."""

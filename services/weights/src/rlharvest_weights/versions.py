@@ -5,7 +5,9 @@
 
 Invariants: a manifest is written after everything it names is durable, so a version that is listed can be pulled; its
 number is reserved in state.json first, so no number is used twice, whatever crashes or is deleted; one (job, key) makes
-one version: a publisher that comes again gets the same number, also when the crash was between the two writes.
+one version: a publisher that comes again gets the same number, also when the crash was between the two writes; a number
+is never below what the publisher asks for, so that numbers go on above all that were ever seen even where this directory
+was lost.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import BinaryIO, Protocol
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
-from rlharvest.errors import Conflict, CorruptData, InvalidField, NotFound
+from rlharvest.errors import Conflict, CorruptData, InvalidField, LimitReached, NotFound
 from rlharvest.weights.manifest import Manifest
 
 from rlharvest_weights import durable
@@ -31,6 +33,12 @@ log = structlog.get_logger(__name__)
 KEYS_KEPT = 1000
 """Publications of a job that are remembered by key; a publisher comes again soon or not at all."""
 
+MOST_KEY_CHARACTERS = 200
+"""Of a publication's key."""
+
+MOST_VERSIONS = 4096
+"""Of a job, at a time: whoever publishes so many without a Retain does not mean to."""
+
 _JOB = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 
 
@@ -38,6 +46,8 @@ class Blobs(Protocol):
     """What versions need of the blob store."""
 
     def size(self, digest: str) -> int | None: ...
+    def renew(self, digest: str) -> bool: ...
+    def require(self, needed: int) -> None: ...
     def settle(self, digest: str) -> None: ...
     def leased(self, digest: str) -> bool: ...
     def delete(self, digest: str) -> int: ...
@@ -67,11 +77,15 @@ class JobState(BaseModel):
 class VersionStore:
     """The versions of all jobs. Blocking; safe to use from several threads of the one process that holds the lock.
 
+    Args:
+        max_blob_bytes: larger files are refused before they are sent.
+
     Raises:
         Conflict: another process has the directory.
     """
 
-    def __init__(self, root: Path, blobs: Blobs) -> None:
+    def __init__(self, root: Path, blobs: Blobs, *, max_blob_bytes: int = 64 << 30) -> None:
+        self._max_blob_bytes = max_blob_bytes
         self._jobs = root / "jobs"
         self._blobs = blobs
         self._lock = threading.RLock()
@@ -83,17 +97,46 @@ class VersionStore:
         for directory in self._jobs.iterdir():
             self._load(directory)
 
-    def publish(self, job: str, key: str, manifest: Manifest) -> tuple[Manifest, bool]:
+    def begin(self, manifest: Manifest) -> list[str]:
+        """Return the blobs that a version lacks, and renew the leases of those that are here.
+
+        Raises:
+            InvalidField: a file is too large.
+            Conflict: the job was deleted.
+            DiskFull: there is no space for what is missing.
+        """
+        _check_job(manifest.job)
+        with self._lock:
+            self._state(manifest.job)
+        for entry in manifest.files:
+            if entry.size > self._max_blob_bytes:
+                raise InvalidField(
+                    f"manifest.files.{entry.name}.size",
+                    entry.size,
+                    f"the limit is {self._max_blob_bytes} bytes",
+                    "Write smaller shards (weights.shard_bytes), or set RLHARVEST_MAX_BLOB_BYTES on the weight service",
+                )
+        missing = [entry for entry in manifest.blobs if not self._blobs.renew(entry.blake3)]
+        self._blobs.require(sum(entry.size for entry in missing))
+        return [entry.blake3 for entry in missing]
+
+    def publish(self, job: str, key: str, manifest: Manifest, *, least: int = 0) -> tuple[Manifest, bool]:
         """Return the version that (job, key) stands for, and whether this call made it.
+
+        Args:
+            least: a new version's number is at least this.
 
         Raises:
             InvalidField: the manifest names another job, a blob that is missing or has another size, or no such parent.
             Conflict: the key stands for other content already, or the job was deleted.
             DiskFull: there is no space; nothing was published.
+            LimitReached: the job has too many versions.
         """
         _check_job(job)
-        if not key:
-            raise InvalidField("key", key, "it is empty", "Give a key such as '<fence>:<step>'")
+        if not 0 < len(key) <= MOST_KEY_CHARACTERS:
+            raise InvalidField(
+                "key", key, f"it has {len(key)} characters", f"Give 1 to {MOST_KEY_CHARACTERS}, e.g. '<fence>:<step>'"
+            )
         if manifest.job != job:
             raise InvalidField("manifest.job", manifest.job, f"the call is for {job}", "Give the same job in both")
         with self._lock:
@@ -110,7 +153,9 @@ class VersionStore:
                     return made, False
                 if known.deleted:
                     return manifest.model_copy(update={"version": known.version}), False
-            number = state.last + 1 if known is None else known.version
+            if len(self._versions.get(job, {})) >= MOST_VERSIONS:
+                raise LimitReached(f"versions of {job}", MOST_VERSIONS, "Delete old ones (Retain).")
+            number = max(state.last + 1, least) if known is None else known.version
             self._check_manifest(manifest, number)
             manifest = manifest.model_copy(update={"version": number, "created_at": time.time()})
             keys = {**state.keys, key: Publication(version=number, digest=manifest.digest)}

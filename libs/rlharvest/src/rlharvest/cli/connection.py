@@ -11,6 +11,7 @@ import typer
 
 from rlharvest.client import Client
 from rlharvest.errors import InvalidField, NotFound
+from rlharvest.keyring import Keyring
 from rlharvest.local.datadir import DataDirectory
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -27,25 +28,40 @@ Url = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="RLHARVEST_TOKEN", help="Bearer token, if the server asks for one."),
+    typer.Option("--token", envvar="RLHARVEST_TOKEN", help="Bearer token. Unset: that of the `rlharvest up` here."),
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Id, a unique start or end of it, or `last`.")]
 
 
 def connect(url: str | None, token: str | None) -> Client:
     """Return a client of the server that is meant."""
-    return Client(url or local_url(Path.cwd()) or DEFAULT_URL, token, retry_s=5.0)
+    here, its_token = local_server(Path.cwd())
+    address = url or here or DEFAULT_URL
+    authority = os.environ.get("RLHARVEST_TLS_CA")
+    return Client(
+        address,
+        token or (its_token if address == here else None),
+        retry_s=5.0,
+        ca=Path(authority) if authority else None,
+    )
 
 
-def local_url(directory: Path) -> str | None:
-    """Return the address of the `rlharvest up` whose data directory is the usual one here, if one runs."""
-    data = Path(os.environ.get("RLHARVEST_DATA_DIR") or directory / ".rlharvest")
-    running: Mapping[str, Any] = DataDirectory(data).read("up.json")
+def local_server(directory: Path) -> tuple[str | None, str | None]:
+    """Return address and token of the `rlharvest up` whose data directory is the usual one here, if one runs.
+
+    The token is None for who may not read it.
+    """
+    data = DataDirectory(Path(os.environ.get("RLHARVEST_DATA_DIR") or directory / ".rlharvest"))
+    running: Mapping[str, Any] = data.read("up.json")
     try:
         os.kill(int(running["pid"]), 0)
     except (KeyError, ValueError, OSError):
-        return None
-    return str(running["url"])
+        return None, None
+    try:
+        token = Keyring(data.secrets).token("api_token")
+    except (OSError, IndexError):
+        token = None
+    return str(running["url"]), token
 
 
 def pick(jobs: Iterable[Mapping[str, Any]], name: str) -> str:

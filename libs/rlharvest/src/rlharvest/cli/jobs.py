@@ -149,12 +149,17 @@ def resume(job: JobName, url: Url = None, token: Token = None) -> None:
 
 
 @app.command()
-def delete(job: JobName, url: Url = None, token: Token = None) -> None:
-    """Delete a job that has ended, with its records. Files of checkpoints stay."""
+def delete(
+    job: JobName,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also the files of its checkpoints.")] = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Delete a job that has ended, with its records and versions. Checkpoints stay unless asked for."""
     with connect(url, token) as client:
         name = resolve(client, job)
-        client.delete(name)
-    print(f"{name} is deleted")
+        left = client.delete(name, checkpoints=checkpoints)["checkpoints"]
+    print(f"{name} is deleted" + (f"; its checkpoints are still in {left}" if left else ""))
 
 
 @app.command()
@@ -168,6 +173,22 @@ def events(
     """Show what happened to a job."""
     with connect(url, token) as client:
         _print_events(client.events(resolve(client, job), follow=follow), as_json)
+
+
+@app.command()
+def audit(
+    subject: Annotated[
+        str | None, typer.Option("--of", metavar="ID", help="Only calls about this job or worker, by its whole id.")
+    ] = None,
+    limit: Annotated[int, typer.Option("-n", min=1, help="How many, newest first.")] = 20,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show who changed what through the API: name of the token, address, call, result."""
+    with connect(url, token) as client:
+        rows = list(client.audit(subject=subject, limit=limit))
+    _show(rows, as_json, lambda: tables.audit(rows))
 
 
 @app.command(name="export")

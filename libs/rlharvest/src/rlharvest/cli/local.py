@@ -88,14 +88,15 @@ def up(
     }
     view = LogView(sys.stdout, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ, level=log_level)
 
-    def ready(plan: Plan, seconds: float) -> None:
+    def ready(plan: Plan, token: str, seconds: float) -> None:
         where = (
             "" if plan.url == "http://127.0.0.1:8080" else f"   (export RLHARVEST_URL={plan.url} for other directories)"
         )
         print(
             f"\n  rlharvest is up ({seconds:.1f} s). Data: {options.data}\n\n"
-            f"    web page   {plan.url}/\n"
+            f"    web page   {plan.url}/login#{token}\n"
             f"    API        {plan.url}/docs{where}\n"
+            f"    token      in {options.data}/secrets/coordinator/api_token; commands in this directory find it\n"
             f"    submit     rlharvest submit job.yaml --watch\n"
             f"    scale      rlharvest scale {options.rollout + 2}      more or fewer workers, while jobs run\n"
             f"    stop       Ctrl-C\n",
@@ -132,6 +133,52 @@ def scale(
     answer = _ask(data, {"verb": "scale", "rollout": workers})
     changes = [f"{name} starts" for name in answer["started"]] + [f"{name} leaves" for name in answer["stopping"]]
     print(", ".join(changes) or f"there are {workers} already")
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Tar file to make; - is standard output.")],
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Back a data directory up, also while it runs: jobs, samples, events, newest checkpoints."""
+    from rlharvest.local import backup as backups
+
+    raise typer.Exit(backups.backup(data.absolute(), file))
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Tar file of `rlharvest backup`; - is standard input.")],
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Make a new data directory from a backup; `rlharvest up` on it goes on with its jobs."""
+    from rlharvest.local import backup as backups
+
+    raise typer.Exit(backups.restore(data.absolute(), file))
+
+
+@app.command()
+def secrets(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where they are, or shall be.")],
+    rotate: Annotated[
+        str | None,
+        typer.Option(
+            "--rotate", metavar="TOKEN", help="api_token, worker_token or service_token: put a new one first."
+        ),
+    ] = None,
+    readable: Annotated[
+        bool, typer.Option("--readable", help="For volumes that one container mounts: its user may be any.")
+    ] = False,
+) -> None:
+    """Make the secrets of a system, one directory a holder; what is there already stays."""
+    from rlharvest.keyring import Keyring, given_secrets
+
+    keyring = Keyring(directory, readable=readable)
+    keyring.make(given_secrets(os.environ))
+    if rotate is not None:
+        keyring.rotate(rotate)
+        print(f"{rotate}: a new one is sent from now on; the one before it stays good until the next --rotate")
+    print(f"{directory}: the secrets are there")
 
 
 @app.command()

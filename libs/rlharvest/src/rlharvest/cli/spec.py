@@ -10,7 +10,7 @@ import yaml
 from rlharvest.errors import InvalidField
 from rlharvest.jobs import aliases
 
-_MOST_BYTES = 4 << 20
+MOST_BYTES = 4 << 20
 
 
 def load(path: Path, settings: list[str] | None = None, *, absolute: bool = True) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def load(path: Path, settings: list[str] | None = None, *, absolute: bool = True
         InvalidField: the file, or a setting, cannot be used.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > MOST_BYTES:
             raise InvalidField("job file", str(path), "is larger than 4 MiB", "Give a YAML or JSON file with one job.")
         values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -34,6 +34,11 @@ def load(path: Path, settings: list[str] | None = None, *, absolute: bool = True
         raise InvalidField("job file", str(path), "is not UTF-8 text", "Save it as UTF-8.") from error
     except yaml.YAMLError as error:
         raise InvalidField("job file", str(path), f"is not YAML: {_where(error)}", "Fix that place.") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of too many digits, a date that is none; brackets without end
+        raise InvalidField("job file", str(path), f"is not YAML: {error}", "Fix that place.") from error
     if not isinstance(values, dict):
         raise InvalidField(
             "job file", str(path), "holds no mapping", "Write `model:`, `dataset:` and `rewards:` at the top level."
@@ -57,6 +62,8 @@ def override(values: dict[str, Any], setting: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InvalidField("--set", setting, f"the value is not YAML: {_where(error)}", "Quote it.") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidField("--set", setting, f"the value is not YAML: {error}", "Quote it.") from error
     *parents, last = name.split(".")
     place: Any = values
     for parent in parents:

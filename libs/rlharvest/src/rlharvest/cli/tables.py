@@ -133,6 +133,19 @@ def workers(rows: Sequence[Json], now: float, *, everything: bool = True) -> Ren
     return table
 
 
+def audit(rows: Sequence[Json]) -> RenderableType:
+    """Return who changed what."""
+    if not rows:
+        return Text("Nobody has changed anything.")
+    table = _table("when", "who", "from", "what", "of", "result")
+    for row in rows:
+        when = f"{datetime.datetime.fromtimestamp(row['at']):%m-%d %H:%M}"
+        subject = short(row["subject"]) if row["subject"] else ""
+        words = (when, row["who"], row["address"], row["action"], subject, row["result"])
+        table.add_row(*map(escape, words), style="" if row["done"] else "yellow")
+    return table
+
+
 def short(identifier: str) -> str:
     """Return the end of an id, which commands take as well as the whole."""
     return "…" + identifier[-10:]

@@ -18,6 +18,29 @@ from rlharvest.errors import InvalidField
 from rlharvest.jobs import aliases
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+ShortText = Annotated[str, Field(min_length=1, max_length=512)]
+"""A name in somebody else's words: of a column, a split, a function."""
+MOST_STOP_CHARACTERS = 256
+"""Of one stop string."""
+
+MOST_KEY_CHARACTERS, MOST_VALUE_CHARACTERS = 64, 512
+"""Of one entry of the metadata."""
+
+StopString = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
+MetadataKey = Annotated[str, Field(max_length=MOST_KEY_CHARACTERS)]
+MetadataValue = Annotated[str, Field(max_length=MOST_VALUE_CHARACTERS)]
+Options = Annotated[dict[str, Any], Field(max_length=64)]
+"""Parameters that a task, a function or an engine knows; how much is in them the size of the body bounds."""
+
+MOST_GROUP_TOKENS = 4_000_000
+"""num_generations x max_completion_length: a batch is handed to the trainer in messages that hold a whole group."""
+
+MOST_LIVE_RESPONSES = 1_000_000
+"""prompts_per_step x num_generations x (max_staleness + 1): what the ledger may have to hold at a time."""
+
+MOST_RESPONSES = 2**31
+"""max_steps x prompts_per_step x num_generations: a response's number in its job has 32 bits, and dropped groups take
+some."""
 
 
 class Block(BaseModel):
@@ -46,16 +69,16 @@ class Dataset(Block):
     format: Literal["auto", "verl", "trl", "messages", "question-answer"] = "auto"
     """Shape of the rows; `auto` finds it from the columns."""
 
-    split: str = "train"
+    split: ShortText = "train"
     """Split of an `hf://` dataset."""
 
-    name: str | None = None
+    name: ShortText | None = None
     """Configuration of an `hf://` dataset."""
 
-    prompt_key: str | None = None
+    prompt_key: ShortText | None = None
     """Column of the prompt: a string or a list of messages. Unset: by the format."""
 
-    label_key: str | None = None
+    label_key: ShortText | None = None
     """Column of the right answer, which rewards get as `ground_truth`. Unset: by the format."""
 
     system_prompt: str | None = Field(None, max_length=65536)
@@ -73,7 +96,7 @@ class Dataset(Block):
     size: int | None = Field(None, ge=1, le=10_000_000)
     """How many rows a generator makes (default 1000), or how many of a file are used."""
 
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Options = Field(default_factory=dict)
     """Parameters of a `reasoning-gym:` task."""
 
 
@@ -89,10 +112,10 @@ class Reward(Block):
     path: str | None = Field(None, max_length=4096)
     """A Python file, under one of the server's reward roots."""
 
-    name: str = "compute_score"
+    name: ShortText = "compute_score"
     """Function in `path`."""
 
-    weight: float = 1.0
+    weight: float = Field(1.0, ge=-1_000_000, le=1_000_000)
     """Factor of this function in the sum."""
 
     timeout_s: float = Field(10.0, gt=0, le=3600)
@@ -101,7 +124,7 @@ class Reward(Block):
     memory_mb: int = Field(1024, ge=64, le=1_048_576)
     """Most memory of the process that runs the function."""
 
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Options = Field(default_factory=dict)
     """Keyword arguments that each call gets besides; e.g. `pattern` of `regex`, `task` of `reasoning_gym`."""
 
     @model_validator(mode="after")
@@ -134,13 +157,13 @@ class Sampling(Block):
     top_p: float = Field(1.0, gt=0, le=1)
     """Refused below 1 for training: the trainer could not recompute the truncated distribution."""
 
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, lt=2**31)
     """0: off. Refused otherwise for training, as top_p."""
 
     min_p: float = Field(0.0, ge=0, le=1)
     """0: off. Refused otherwise for training, as top_p."""
 
-    stop: list[str] = Field(default_factory=list, max_length=16)
+    stop: list[StopString] = Field(default_factory=list, max_length=16)
     """Strings that end a response; they stay in it."""
 
     seed: Seed | None = None
@@ -175,7 +198,7 @@ class Algorithm(Block):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up, over limits.max_steps."""
 
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, le=10_000_000)
     """Steps over which the learning rate rises from 0."""
 
     weight_decay: float = Field(0.0, ge=0, le=10)
@@ -187,16 +210,16 @@ class Algorithm(Block):
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     """Of AdamW."""
 
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0, le=1_000_000_000)
     """Gradients are scaled down to this norm."""
 
     epsilon: float = Field(0.2, gt=0, lt=1)
     """The ratio is clipped below at 1 - epsilon."""
 
-    epsilon_high: float | None = Field(None, gt=0)
+    epsilon_high: float | None = Field(None, gt=0, le=1_000_000)
     """The ratio is clipped above at 1 + epsilon_high; unset: epsilon (DAPO's clip-higher sets it)."""
 
-    beta: float = Field(0.0, ge=0)
+    beta: float = Field(0.0, ge=0, le=1_000_000)
     """Weight of the KL divergence to the initial model; 0: no reference model is kept."""
 
     scale_rewards: Literal["group", "none"] = "group"
@@ -205,7 +228,7 @@ class Algorithm(Block):
     mask_truncated_completions: bool = False
     """Leave responses that hit the length limit out of the loss; they still count in the baseline."""
 
-    micro_batch_tokens: int = Field(8192, ge=16)
+    micro_batch_tokens: int = Field(8192, ge=16, le=100_000_000)
     """Tokens, padding included, that go through the model at a time."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -249,7 +272,7 @@ class Rollout(Block):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the model in the torch engine."""
 
-    stub: dict[str, Any] = Field(default_factory=dict)
+    stub: Options = Field(default_factory=dict)
     """Settings of the stub engine, for tests."""
 
 
@@ -266,10 +289,10 @@ class WeightsBlock(Block):
 class Checkpoint(Block):
     """Durable states of the trainer."""
 
-    every_steps: int = Field(10, ge=1)
+    every_steps: int = Field(10, ge=1, le=10_000_000)
     """Steps between two checkpoints; the last step always has one."""
 
-    keep: int = Field(2, ge=1)
+    keep: int = Field(2, ge=1, le=100_000)
     """Newest checkpoints that are kept."""
 
 
@@ -279,7 +302,7 @@ class Limits(Block):
     max_steps: int = Field(100, ge=1, le=10_000_000)
     """Optimizer steps."""
 
-    max_reward_errors: int = Field(32, ge=0)
+    max_reward_errors: int = Field(32, ge=0, lt=2**31)
     """Responses whose reward failed before the job fails; each is reported and its group replaced."""
 
 
@@ -308,7 +331,7 @@ class JobSpec(Block):
     seed: Seed = 0
     """Of the data order, the sampling noise and the trainer."""
 
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=64)
+    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=64)
     """Kept and shown, not read."""
 
     @model_validator(mode="after")
@@ -317,6 +340,26 @@ class JobSpec(Block):
             raise ValueError(
                 "sampling.num_generations: 1 has no group to compare with. Use 2 or more, or algorithm.scale_rewards: none"
             )
+        n, size = self.sampling.num_generations, self.algorithm.prompts_per_step
+        for names, value, most in (
+            (
+                "sampling.num_generations x sampling.max_completion_length",
+                n * self.sampling.max_completion_length,
+                MOST_GROUP_TOKENS,
+            ),
+            (
+                "algorithm.prompts_per_step x sampling.num_generations x (staleness.max_staleness + 1)",
+                size * n * (self.staleness.max_staleness + 1),
+                MOST_LIVE_RESPONSES,
+            ),
+            (
+                "limits.max_steps x algorithm.prompts_per_step x sampling.num_generations",
+                self.limits.max_steps * size * n,
+                MOST_RESPONSES,
+            ),
+        ):
+            if value > most:
+                raise ValueError(f"{names} = {value}: the limit is {most}. Make one of them smaller")
         return self
 
     @property

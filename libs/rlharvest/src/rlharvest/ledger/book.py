@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from rlharvest.ledger.index import Index
 from rlharvest.ledger.response import OWNED, Group, Response, State
-from rlharvest.spans import Finish, Flush, Span
+from rlharvest.spans import Columns, Finish
 from rlharvest.v1 import ledger_pb2, scores_pb2, spans_pb2
 
 
@@ -34,16 +35,17 @@ class Ack(IntEnum):
     """Its attempt does not own the response."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one span."""
+@dataclass(slots=True)
+class Outcomes:
+    """What became of the rows of a flush, in order, as columns."""
 
-    handle: int
-    attempt: int
-    length: int
-    ack: Ack
-    finished: bool = False
-    """The response ended with this span."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of the response after the row."""
+    acks: list[Ack] = field(default_factory=list)
+
+    def add(self, length: int, ack: Ack) -> None:
+        self.lengths.append(length)
+        self.acks.append(ack)
 
 
 @dataclass(slots=True)
@@ -58,45 +60,67 @@ class Book:
     responses: dict[int, Response] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
     """Totals over the whole job; see docs/metrics.md."""
+    index: Index = field(default_factory=Index)
+    """The same responses by state and owner."""
+    tokens: int = 0
+    """Of all live responses."""
     touched: set[int] = field(default_factory=set)
-    """Handles that changed since the store last asked."""
+    """Handles whose state or owner changed since the store last asked."""
 
-    def flush(self, flush: Flush) -> list[Outcome]:
-        """Apply what a worker published; return what became of each span, in order."""
-        outcomes = [self._span(span) for span in flush.spans]
+    def flush(self, columns: Columns) -> Outcomes:
+        """Apply what a worker published; return what became of each row.
+
+        Every token that a fleet samples comes through here, so a row makes no object and a counter is written once.
+        """
+        outcomes = Outcomes()
+        generated = duplicate = fenced = gaps = 0
+        rows = zip(columns.handles, columns.attempts, columns.offsets, columns.counts, strict=True)
+        for row, (handle, attempt, offset, n) in enumerate(rows):
+            response = self.responses.get(handle)
+            if response is None or response.attempt != attempt or not attempt or response.worker != columns.worker:
+                fenced += n
+                outcomes.add(response.length if response is not None else 0, Ack.FENCED)
+                continue
+            transcript = response.transcript
+            if response.state not in OWNED:
+                # It finished under this very attempt: a resend of what is there already.
+                duplicate += n
+                outcomes.add(transcript.length, Ack.APPLIED)
+                continue
+            if offset > transcript.length:
+                gaps += 1
+                outcomes.add(transcript.length, Ack.GAP)
+                continue
+            new = transcript.append(columns, row, response.budget - transcript.length, response.worker)
+            generated += new
+            duplicate += n - new
+            if new and response.state is State.ASSIGNED:
+                response.deaths = 0
+                self._move(response, State.STREAMING)
+            finish = columns.finishes[row]
+            if finish and offset + n == transcript.length:
+                self._finish(response, Finish(finish))
+            elif transcript.length >= response.budget:
+                self._finish(response, Finish.LENGTH)
+            outcomes.add(transcript.length, Ack.APPLIED)
+        self.tokens += generated
         self.counters["flushes"] += 1
+        self.counters["generated_tokens"] += generated
+        self.counters["duplicate_tokens"] += duplicate
+        self.counters["fenced_tokens"] += fenced
+        self.counters["gaps"] += gaps
         return outcomes
 
-    def _span(self, span: Span) -> Outcome:
-        response = self.responses.get(span.handle)
-        if response is None or response.attempt != span.attempt or span.attempt == 0:
-            self.counters["fenced_tokens"] += len(span.ids)
-            return Outcome(span.handle, span.attempt, response.length if response else 0, Ack.FENCED)
-        if response.state not in OWNED:
-            # It finished under this very attempt: a resend of what is there already.
-            self.counters["duplicate_tokens"] += len(span.ids)
-            return Outcome(span.handle, span.attempt, response.length, Ack.APPLIED)
-        if span.offset > response.length:
-            self.counters["gaps"] += 1
-            return Outcome(span.handle, span.attempt, response.length, Ack.GAP)
-        new = response.append(span)
-        self.touched.add(span.handle)
-        self.counters["generated_tokens"] += new
-        self.counters["duplicate_tokens"] += len(span.ids) - new
-        if new:
-            response.state = State.STREAMING
-            response.deaths = 0
-        ends_here = span.finish is not Finish.NONE and span.end == response.length
-        if ends_here or response.length >= response.budget:
-            self._finish(response, span.finish if ends_here else Finish.LENGTH)
-        return Outcome(
-            span.handle, span.attempt, response.length, Ack.APPLIED, finished=response.state is State.FINISHED
-        )
+    def _move(self, response: Response, state: State) -> None:
+        """Put a response into another state, while the owner of the one that has an owner is noted."""
+        self.index.remove(response)
+        response.state = state
+        self.index.add(response)
+        self.touched.add(response.handle)
 
     def _finish(self, response: Response, finish: Finish) -> None:
         response.finish = finish
-        response.state = State.FINISHED
-        self.touched.add(response.handle)
+        self._move(response, State.FINISHED)
         self.counters["finished"] += 1
 
     def score(self, result: scores_pb2.ScoreResult) -> bool:
@@ -106,8 +130,7 @@ class Book:
             self.counters["late_scores"] += 1
             return False
         response.score = result
-        response.state = State.SCORED
-        self.touched.add(response.handle)
+        self._move(response, State.SCORED)
         return True
 
     def transition(self, transition: ledger_pb2.Transition) -> list[ledger_pb2.Change]:
@@ -156,7 +179,7 @@ class Book:
         self.next_group = group.ordinal + 1
         self.groups[group.ordinal] = group
         for handle in group.handles:
-            self.responses[handle] = Response(handle, group.ordinal, group.budget)
+            self.add(Response(handle, group.ordinal, group.budget))
             self.touched.add(handle)
         self.counters["submitted"] += group.n
         return True
@@ -166,13 +189,12 @@ class Book:
         serial = assign.attempt & 0xFFFFFFFF
         if response is None or response.state is not State.PENDING or serial <= response.serial:
             return False
-        response.state = State.ASSIGNED
         response.attempt = assign.attempt
         response.serial = serial
         response.worker = assign.worker
         response.incarnation = assign.incarnation
         response.assigned_length = response.length
-        self.touched.add(response.handle)
+        self._move(response, State.ASSIGNED)
         self.counters["assigned"] += 1
         if response.orphaned:
             self.counters["reassigned"] += 1
@@ -185,12 +207,11 @@ class Book:
             return False
         if orphan.reason == ledger_pb2.ORPHAN_REASON_DEAD and response.length == response.assigned_length:
             response.deaths += 1
-        response.state = State.PENDING
+        self._move(response, State.PENDING)
         response.attempt = 0
         response.worker = ""
         response.incarnation = 0
         response.orphaned += 1
-        self.touched.add(response.handle)
         self.counters["orphaned"] += 1
         self.counters["regenerated_tokens"] += orphan.unpublished
         return True
@@ -200,19 +221,19 @@ class Book:
         if group is None:
             return False
         for handle in group.handles:
-            del self.responses[handle]
+            response = self.responses.pop(handle)
+            self.index.remove(response)
+            self.tokens -= response.length
             self.touched.add(handle)
         self.counters[counter] += group.n
         return True
 
+    def add(self, response: Response) -> None:
+        """Take a response in as it is: a new one, or one of a snapshot."""
+        self.responses[response.handle] = response
+        self.index.add(response)
+        self.tokens += response.length
+
     def of(self, group: Group) -> Iterator[Response]:
         """The responses of a group."""
         return (self.responses[handle] for handle in group.handles)
-
-    def owned_by(self, worker: str, incarnation: int) -> Iterator[Response]:
-        """The responses that this incarnation of a worker owns."""
-        return (
-            response
-            for response in self.responses.values()
-            if response.state in OWNED and response.worker == worker and response.incarnation == incarnation
-        )

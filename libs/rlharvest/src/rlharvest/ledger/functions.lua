@@ -2,10 +2,13 @@
 -- The ledger in Redis or Valkey. Keys of a job share the hash tag {job}:
 --   rlharvest:{job}:head   hash: epoch, stream, applied, generation, log_bytes
 --   rlharvest:{job}:log    list: records applied since the snapshot, each one kind byte and the message
---   rlharvest:{job}:state  hash: handle -> "state attempt length worker", for people and for checks
+--   rlharvest:{job}:state  hash: handle -> "state attempt length worker" when the state changed, for people and for checks
 --   rlharvest:{job}:snap:G hash: snapshot of generation G
 -- Every call carries the epoch of the coordinator and what it believes to be applied. A lower epoch is refused (FENCED):
 -- a newer coordinator took over. Another position is refused (DIVERGED): this store lost its tail, or is a new one.
+
+-- Arguments of one command; Lua's stack holds some thousands.
+local MOST = 1000
 
 local function refused(head, epoch, stream, applied)
   local have = redis.call('HMGET', head, 'epoch', 'stream', 'applied')
@@ -34,17 +37,19 @@ end
 
 -- KEYS head, log, state.
 -- ARGV epoch, stream, applied before, applied after, number of records, records..., then pairs handle, state ('' deletes).
--- Returns the length of the log in records.
+-- Returns the bytes of the log.
 local function commit(keys, argv)
   local no = refused(keys[1], argv[1], argv[2], argv[3])
   if no then return redis.error_reply(no) end
-  local n = tonumber(argv[5])
+  local records = 5 + tonumber(argv[5])
   local bytes = 0
-  for i = 6, 5 + n do
-    redis.call('RPUSH', keys[2], argv[i])
+  for i = 6, records do
     bytes = bytes + #argv[i]
   end
-  for i = 6 + n, #argv, 2 do
+  for i = 6, records, MOST do
+    redis.call('RPUSH', keys[2], unpack(argv, i, math.min(i + MOST - 1, records)))
+  end
+  for i = records + 1, #argv, 2 do
     if argv[i + 1] == '' then
       redis.call('HDEL', keys[3], argv[i])
     else

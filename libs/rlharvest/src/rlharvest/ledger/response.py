@@ -4,7 +4,7 @@
        ↑__________|___________|  orphaned: the owner is gone, the tokens stay
 
 Invariants: a response without an owner has attempt 0; `serial` never falls, so no attempt is used twice; tokens are only
-ever appended; version runs never decrease.
+ever appended.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-import numpy as np
-
-from rlharvest.spans import Finish, Ids, Logprobs, Run, Span, merge_runs, skip_runs
+from rlharvest.ledger.transcript import Piece, Transcript
+from rlharvest.spans import Finish, Ids, Logprobs, Run
 from rlharvest.v1 import scores_pb2
 
 
@@ -40,15 +39,6 @@ class State(IntEnum):
 OWNED = frozenset({State.ASSIGNED, State.STREAMING})
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive tokens that one attempt generated."""
-
-    n: int
-    attempt: int
-    worker: str
-
-
 @dataclass(slots=True)
 class Response:
     """One sampled sequence while it is live."""
@@ -62,7 +52,6 @@ class Response:
     """Attempts so far."""
     worker: str = ""
     incarnation: int = 0
-    length: int = 0
     finish: Finish = Finish.NONE
     assigned_length: int = 0
     """Length when the present owner got it."""
@@ -70,66 +59,48 @@ class Response:
     """Workers that died on it without notice and without a new token; any new token clears it."""
     orphaned: int = 0
     """Times it lost its owner."""
-    runs: tuple[Run, ...] = ()
-    pieces: list[Piece] = field(default_factory=list)
     score: scores_pb2.ScoreResult | None = None
-    _ids: list[Ids] = field(default_factory=list)
-    _logprobs: list[Logprobs] = field(default_factory=list)
+    transcript: Transcript = field(default_factory=Transcript)
+
+    @property
+    def owner(self) -> tuple[str, int]:
+        """The worker that owns it, and its incarnation."""
+        return self.worker, self.incarnation
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return self.transcript.length
 
     @property
     def ids(self) -> Ids:
         """Token ids so far, shape (length,)."""
-        if len(self._ids) != 1:
-            self._ids = [np.concatenate(self._ids) if self._ids else np.empty(0, np.uint32)]
-        return self._ids[0]
+        return self.transcript.ids
 
     @property
     def logprobs(self) -> Logprobs:
         """Log-probabilities so far, shape (length,)."""
-        if len(self._logprobs) != 1:
-            self._logprobs = [np.concatenate(self._logprobs) if self._logprobs else np.empty(0, np.float32)]
-        return self._logprobs[0]
+        return self.transcript.logprobs
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Its tokens by version, in order."""
+        return self.transcript.runs
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Its tokens by attempt, in order."""
+        return self.transcript.pieces
 
     @property
     def last_version(self) -> int | None:
         """Version of the newest token."""
-        return self.runs[-1].version if self.runs else None
+        return self.transcript.last_version
 
     @property
     def writer(self) -> int:
         """Attempt that generated the newest token; 0 without any."""
-        return self.pieces[-1].attempt if self.pieces else 0
-
-    def restore(self, ids: Ids, logprobs: Logprobs) -> None:
-        """Set the tokens of a response that comes from a snapshot."""
-        self._ids, self._logprobs, self.length = [ids], [logprobs], len(ids)
-
-    def append(self, span: Span) -> int:
-        """Append what is new in a span that starts at or below the present length; return the number of new tokens."""
-        skip = self.length - span.offset
-        take = min(len(span.ids) - skip, self.budget - self.length)
-        if take <= 0:
-            return 0
-        self._ids.append(span.ids[skip : skip + take])
-        self._logprobs.append(span.logprobs[skip : skip + take])
-        self.runs = merge_runs([*self.runs, *_first(skip_runs(span.runs, skip), take)])
-        last = self.pieces[-1] if self.pieces else None
-        if last is not None and last.attempt == span.attempt:
-            self.pieces[-1] = Piece(last.n + take, last.attempt, last.worker)
-        else:
-            self.pieces.append(Piece(take, span.attempt, self.worker))
-        self.length += take
-        return take
-
-
-def _first(runs: tuple[Run, ...], n: int) -> list[Run]:
-    kept = []
-    for run in runs:
-        if n <= 0:
-            break
-        kept.append(Run(min(run.n, n), run.version))
-        n -= run.n
-    return kept
+        return self.transcript.writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +118,10 @@ class Group:
     def handles(self) -> range:
         """Handles of its responses."""
         return range(self.first_handle, self.first_handle + self.n)
+
+
+MAX_EPOCH = 2**32 - 1
+"""An attempt has its epoch in its upper 32 bits."""
 
 
 def attempt_of(epoch: int, serial: int) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
 from rlharvest.ledger.book import Book
-from rlharvest.ledger.response import Group, Piece, Response, State
-from rlharvest.spans import Finish, Run, as_ids, as_logprobs, ids_bytes
+from rlharvest.ledger.response import Group, Response, State
+from rlharvest.ledger.transcript import Piece, Transcript
+from rlharvest.spans import Finish, Run, ids_bytes, logprobs_bytes
 from rlharvest.v1 import ledger_pb2, scores_pb2
 
 JOB_FIELD = "job"
@@ -50,7 +49,7 @@ def dump_response(response: Response) -> bytes:
         deaths=response.deaths,
         orphaned=response.orphaned,
         ids=ids_bytes(response.ids),
-        logprobs=np.asarray(response.logprobs, dtype="<f4").tobytes(),
+        logprobs=logprobs_bytes(response.logprobs),
         run_n=[run.n for run in response.runs],
         run_version=[run.version for run in response.runs],
         piece_n=[piece.n for piece in response.pieces],
@@ -74,8 +73,7 @@ def load(job: str, fields: dict[str, bytes]) -> Book:
         )
     for name, data in fields.items():
         if name != JOB_FIELD:
-            response = _load_response(data, book)
-            book.responses[response.handle] = response
+            book.add(_load_response(data, book))
     return book
 
 
@@ -91,12 +89,12 @@ def _load_response(data: bytes, book: Book) -> Response:
     response.assigned_length = saved.assigned_length
     response.deaths = saved.deaths
     response.orphaned = saved.orphaned
-    response.runs = tuple(Run(n, version) for n, version in zip(saved.run_n, saved.run_version, strict=True))
-    response.pieces = [
+    runs = [Run(n, version) for n, version in zip(saved.run_n, saved.run_version, strict=True)]
+    pieces = [
         Piece(n, attempt, worker)
         for n, attempt, worker in zip(saved.piece_n, saved.piece_attempt, saved.piece_worker, strict=True)
     ]
-    response.restore(as_ids(saved.ids), as_logprobs(saved.logprobs))
+    response.transcript = Transcript.restore(saved.ids, saved.logprobs, runs, pieces)
     if saved.score:
         response.score = scores_pb2.ScoreResult.FromString(saved.score)
     return response

@@ -1,8 +1,9 @@
 """The ledger in Redis or Valkey: books that survive the coordinator.
 
-Log-structured: a commit appends the messages it applied, once, and notes attempts and lengths in one hash; a book is
-rebuilt from the snapshot and the log. Invariants: a commit names the position before it, so a store that lost its tail is
-found at the next write (Diverged) and never patched over; a call with a lower epoch than the last is refused (Fenced).
+Log-structured: a commit appends the messages it applied, once, and notes in one hash which responses went into another
+state; a book is rebuilt from the snapshot and the log. Tokens alone touch nothing but the log. Invariants: a commit names
+the position before it, so a store that lost its tail is found at the next write (Diverged) and never patched over; a call
+with a lower epoch than the last is refused (Fenced).
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ log = structlog.get_logger(__name__)
 
 _BYTES: dict[Kind, bytes] = {"spans": b"s", "ledger": b"t", "scored": b"r"}
 _KINDS: dict[bytes, Kind] = {byte: kind for kind, byte in _BYTES.items()}
+
+_TOKEN_BYTES = 8
+"""An id and a log-probability, in a snapshot as in the log."""
+
+_LEAST_LOG_BYTES = 4 << 20
+"""A log up to this size is never compacted."""
 
 
 class Diverged(InfrastructureError):
@@ -133,8 +140,7 @@ class Store:
         )
         book.touched.clear()
         position = Position(before.stream, applied)
-        live = 8 * sum(response.length for response in book.responses.values())
-        if int(log_bytes) > max(4 << 20, 2 * live):
+        if int(log_bytes) > max(_LEAST_LOG_BYTES, 2 * _TOKEN_BYTES * book.tokens):
             await self.compact(book, epoch, position)
         return position
 
@@ -144,16 +150,20 @@ class Store:
         # The epoch is in the name: a coordinator that was replaced while it compacted must not write into the new one's.
         new = f"{epoch}.{int(old.rpartition('.')[2]) + 1}"
         await self.redis.delete(_snap(book.job, new))
-        fields: list[tuple[str, bytes]] = [(snapshot.JOB_FIELD, snapshot.dump_job(book))]
-        fields += [(str(handle), snapshot.dump_response(item)) for handle, item in book.responses.items()]
-        for at in range(0, len(fields), 256):
-            await self.redis.hset(_snap(book.job, new), mapping=dict(fields[at : at + 256]))
+        await self.redis.hset(_snap(book.job, new), snapshot.JOB_FIELD, snapshot.dump_job(book))
+        responses = list(book.responses.values())
+        # A part at a time: a large book takes seconds, in which heartbeats are heard all the same.
+        for at in range(0, len(responses), 256):
+            part = responses[at : at + 256]
+            await self.redis.hset(
+                _snap(book.job, new), mapping={str(item.handle): snapshot.dump_response(item) for item in part}
+            )
         await self._call(
             "rlharvest_compact",
             [_head(book.job), _log(book.job), _snap(book.job, old)],
             [epoch, position.stream, position.applied, new],
         )
-        log.debug("ledger.compacted", job=book.job, responses=len(book.responses))
+        log.debug("ledger.compacted", job=book.job, responses=len(responses))
 
     async def cursor(self) -> Cursor:
         """Return up to where every message of the log is applied to every job that was open."""

@@ -6,6 +6,7 @@
     DATA/up.json     where the running launcher's API is; absent when none is up
     DATA/control     unix socket for `rlharvest scale` and `rlharvest ps`
     DATA/logs/       one log a child
+    DATA/secrets/    tokens, passwords and keys of the programs, see keyring.py
 
 Invariants: the lock is the kernel's, so it ends with its holder, however that dies; files are replaced whole.
 """
@@ -33,6 +34,11 @@ class DataDirectory:
     def logs(self) -> Path:
         """Directory of the logs."""
         return self.path / "logs"
+
+    @property
+    def secrets(self) -> Path:
+        """Directory of the secrets."""
+        return self.path / "secrets"
 
     @property
     def control(self) -> Path:

@@ -12,13 +12,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from rlharvest import programs
+from rlharvest.keyring import GIVEN, REDIS_USER, Keyring
 from rlharvest.local.cores import threads
 from rlharvest.local.launcher import Plan
 from rlharvest.local.program import Http, Program, Redis
 
 HOST = "127.0.0.1"
+Role = Literal["coordinator", "weights", "reward", "trainer", "rollout"]
 STOP_ORDER = ("rollout", "trainer", "reward", "weights", "coordinator", "valkey", "nats")
 
 
@@ -82,12 +85,12 @@ def make(
     compute = str(options.threads or threads(options.cores, options.trainers + options.rollout))
     shared = {
         "RLHARVEST_NATS_URL": f"nats://{HOST}:{ports['nats']}",
-        "RLHARVEST_REDIS_URL": f"redis://{HOST}:{ports['valkey']}/0",
+        "RLHARVEST_REDIS_URL": f"redis://{REDIS_USER}@{HOST}:{ports['valkey']}/0",
         "RLHARVEST_COORDINATOR_GRPC": ",".join(grpc),
         "RLHARVEST_WEIGHTS_URL": f"http://{HOST}:{ports['weights-http']}",
         "RLHARVEST_WEIGHTS_GRPC": f"{HOST}:{ports['weights-grpc']}",
         "RLHARVEST_CHECKPOINTS_DIR": str(data / "checkpoints"),
-        "RLHARVEST_ROOTS": json.dumps([str(root) for root in (*options.roots, data)]),
+        "RLHARVEST_ROOTS": json.dumps([str(root) for root in (*options.roots, data / "checkpoints")]),
         "RLHARVEST_LOG_FORMAT": "json",
         "RLHARVEST_LOG_LEVEL": options.log_level,
         "RLHARVEST_HEALTH_HOST": HOST,
@@ -97,7 +100,13 @@ def make(
         "OMP_NUM_THREADS": compute,
     }
 
-    def service(name: str, role: str, port: int, *, grace_s: float, **extra: str) -> Program:
+    secrets = Keyring(data / "secrets")
+    # What the user's environment chose is in the directory; a child gets its own part of it from there alone. On one
+    # machine nothing is encrypted.
+    hidden = {f"RLHARVEST_{name.upper()}{end}": "" for name in GIVEN for end in ("", "_FILE")}
+    hidden |= {"RLHARVEST_TLS_CA": "", "RLHARVEST_TLS_CERT": "", "RLHARVEST_TLS_KEY": ""}
+
+    def service(name: str, role: Role, port: int, *, grace_s: float, **extra: str) -> Program:
         return Program(
             name=name,
             role=role,
@@ -106,6 +115,8 @@ def make(
                 **shared,
                 "RLHARVEST_DATA_DIR": str(data / (name if role in ("trainer", "rollout") else role)),
                 "RLHARVEST_HEALTH_PORT": str(port),
+                "RLHARVEST_SECRETS_DIR": str(secrets.holder(role)),
+                **hidden,
                 **extra,
             },
             probe=Http(f"http://{HOST}:{port}/readyz"),
@@ -142,7 +153,14 @@ def make(
         RLHARVEST_HTTP_PORT=str(ports["weights-http"]),
         RLHARVEST_GRPC_ADDRESS=f"{HOST}:{ports['weights-grpc']}",
     )
-    reward = service("reward", "reward", ports["reward-health"], grace_s=10.0)
+    reward = service(
+        "reward",
+        "reward",
+        ports["reward-health"],
+        grace_s=10.0,
+        RLHARVEST_ROOTS=json.dumps([str(root) for root in options.roots]),
+        RLHARVEST_REWARD_HIDDEN=json.dumps([str(data)]),
+    )
     # It starts after the first one, which so comes to lead: the address that `up` prints is the leader's.
     standby = (coordinator("standby", "standby-", HOST, path="/livez"),) if options.standby else ()
     trainers = [
@@ -192,7 +210,12 @@ def _infrastructure(data: Path, ports: Mapping[str, int], nats: Path, valkey: Pa
             role="valkey",
             command=(
                 str(valkey),
-                *programs.valkey_arguments(host=HOST, port=ports["valkey"], directory=data / "valkey"),
+                *programs.valkey_arguments(
+                    host=HOST,
+                    port=ports["valkey"],
+                    directory=data / "valkey",
+                    users=data / "secrets" / "valkey" / "users.acl",
+                ),
             ),
             probe=Redis(HOST, ports["valkey"]),
             quiet=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from rlharvest import programs
 from rlharvest.errors import InvalidField, NotFound
+from rlharvest.keyring import Keyring, given_secrets
 from rlharvest.local import plan as plans
 from rlharvest.local import ports, stale
 from rlharvest.local.datadir import DataDirectory
@@ -25,13 +25,13 @@ async def up(
     view: LogView,
     *,
     given_ports: Mapping[str, int],
-    on_ready: Callable[[Plan, float], None],
+    on_ready: Callable[[Plan, str, float], None],
 ) -> None:
     """Run everything until a signal; return when no child is left.
 
     Args:
         given_ports: ports the user chose, by name (see `ports.DEFAULTS`); 0: any free one.
-        on_ready: called once with the plan and the seconds that the start took.
+        on_ready: called once with the plan, the API's token and the seconds that the start took.
 
     Raises:
         Conflict: another launcher runs on the data directory.
@@ -54,6 +54,8 @@ async def up(
             if name in remembered and remembered[name] != port and name not in given_ports:
                 view.say(f"{name} moved from port {remembered[name]}, which is in use, to {port}", level="warning")
         data.write("ports.json", {**remembered, **chosen})
+        keyring = Keyring(data.secrets)
+        keyring.make(given_secrets(os.environ))
         for directory in ("nats", "valkey", "checkpoints"):
             (data.path / directory).mkdir(exist_ok=True)
         (data.path / "nats" / "nats.conf").write_text(
@@ -62,6 +64,7 @@ async def up(
                 port=chosen["nats"],
                 monitor_port=chosen["nats-monitor"],
                 store=data.path / "nats" / "jetstream",
+                accounts=(keyring.holder("nats") / "accounts.conf").read_text(encoding="utf-8"),
             ),
             encoding="utf-8",
         )
@@ -74,7 +77,9 @@ async def up(
             return taken[name]
 
         plan = plans.make(options, chosen, nats=nats, valkey=valkey, scripts=scripts, worker_port=worker_port)
-        await Launcher(data, plan, view).run(on_ready=lambda seconds: on_ready(plan, seconds))
+        await Launcher(data, plan, view).run(
+            on_ready=lambda seconds: on_ready(plan, keyring.token("api_token"), seconds)
+        )
     finally:
         data.release()
 
@@ -93,25 +98,7 @@ def _check(options: Options) -> Path:
             raise InvalidField(
                 "--root", str(root), "is not a directory", "Name one that holds models, data and rewards."
             )
-    if not _loopback(options.api_host) and not _token_given(os.environ):
-        raise InvalidField(
-            "--host",
-            options.api_host,
-            "others can reach this address, and no token is set",
-            "Set RLHARVEST_API_TOKEN (or RLHARVEST_API_TOKEN_FILE), or leave --host at 127.0.0.1.",
-        )
     return scripts
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _token_given(environment: Mapping[str, str]) -> bool:
-    return any(environment.get(name) for name in ("RLHARVEST_API_TOKEN", "RLHARVEST_API_TOKEN_FILE"))
 
 
 def default_data() -> Path:

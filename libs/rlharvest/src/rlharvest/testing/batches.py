@@ -59,6 +59,10 @@ class ScriptedCoordinator(batches_pb2_grpc.BatchesServicer):
         self.fence = 0
         self.epoch = 1
         self.directive = batches_pb2.DIRECTIVE_CONTINUE
+        self.next_version = 0
+        """What a claim is told to number versions from."""
+        self.lost_version: int | None = None
+        """What renewals are told that the weight service lost."""
         self.visible: dict[int, int] = {}
         """Groups of a step that are committed by now; a step that is not named has all."""
         self.claims: list[str] = []
@@ -108,13 +112,14 @@ class ScriptedCoordinator(batches_pb2_grpc.BatchesServicer):
                 renew_s=self.renew_s,
                 deadline_s=10.0,
                 tokenizer_digest=TOKENIZER_DIGEST,
+                next_version=self.next_version,
             )
         )
 
     async def Renew(self, request: batches_pb2.RenewRequest, context: Any) -> batches_pb2.RenewReply:
         await self._check(request.fence, context)
         self.renewals.append(request)
-        return batches_pb2.RenewReply(directive=self.directive)
+        return batches_pb2.RenewReply(directive=self.directive, lost_version=self.lost_version)
 
     async def NextBatch(self, request: batches_pb2.NextBatchRequest, context: Any) -> batches_pb2.NextBatchReply:
         await self._check(request.fence, context)

@@ -21,6 +21,9 @@ from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
 from rlharvest import bus
+from rlharvest.accounts import Credential
+from rlharvest.grants import grant
+from rlharvest.keyring import Keyring
 from rlharvest.rpc import Server
 from rlharvest.spans import Finish, Flush, Span, Tokens, ids_bytes, skip_runs, unpack
 from rlharvest.supervise import cancel
@@ -57,13 +60,26 @@ class Response:
 class FakeCoordinator:
     """Leads alone.
 
+    Args:
+        keyring: NATS asks for credentials of it, which workers get here.
+        credential_s: how long those are good for.
+
     Attributes:
         acks: set to False to fold without answering.
         ledger: the responses by handle.
         counts: of rows by what became of them: applied, trimmed, fenced, gap.
     """
 
-    def __init__(self, nats_url: str, job: str = "rljob_test", *, heartbeat_s: float = 0.1, epoch: int = 1) -> None:
+    def __init__(
+        self,
+        nats_url: str,
+        job: str = "rljob_test",
+        *,
+        heartbeat_s: float = 0.1,
+        epoch: int = 1,
+        keyring: Keyring | None = None,
+        credential_s: float = 3600.0,
+    ) -> None:
         self.job = job
         self.epoch = epoch
         self.acks = True
@@ -72,7 +88,11 @@ class FakeCoordinator:
         self.counts: Counter[str] = Counter()
         self.flushes: list[Flush] = []
         self.sampling = fleet_pb2.Sampling(temperature=1.0, top_p=1.0, eos_ids=[0], vocab=100)
+        self.admissions = 0
+        """Credentials that were given."""
         self._nats_url = nats_url
+        self._keyring = keyring
+        self._credential_s = credential_s
         self._heartbeat_s = heartbeat_s
         self._incarnations = 0
         self._attempts = 0
@@ -89,12 +109,25 @@ class FakeCoordinator:
 
     async def start(self) -> None:
         """Connect, make the streams, listen."""
-        self.nc = await bus.connect(self._nats_url, "fake-coordinator")
+        credential = None
+        if self._keyring is not None:
+            text = (self._keyring.holder("coordinator") / "nats_credentials").read_text(encoding="utf-8")
+            credential = Credential.parse(text)
+        self.nc = await bus.connect(self._nats_url, "fake-coordinator", credential=credential)
         await bus.ensure_streams(self.nc.jetstream())
         await self.nc.subscribe(bus.subject("beat", "*", "*"), cb=self._on_beat)
         self._server.add("rlharvest.v1.Fleet", fleet_pb2_grpc.add_FleetServicer_to_server, _Fleet(self))
         await self._server.start("127.0.0.1:0")
         self._fold_task = asyncio.create_task(self._fold())
+
+    def admit(self, request: fleet_pb2.AdmitRequest) -> fleet_pb2.AdmitReply:
+        """Give a worker its credential."""
+        self.admissions += 1
+        if self._keyring is None:
+            return fleet_pb2.AdmitReply()
+        given = grant("worker", request.worker)
+        jwt = self._keyring.account().user(request.worker, request.public_key, given, seconds=self._credential_s)
+        return fleet_pb2.AdmitReply(jwt=jwt, seconds=self._credential_s)
 
     async def close(self) -> None:
         if self._fold_task is not None:
@@ -302,6 +335,9 @@ class _Fleet(fleet_pb2_grpc.FleetServicer):
 
     def __init__(self, coordinator: FakeCoordinator) -> None:
         self._coordinator = coordinator
+
+    async def Admit(self, request: fleet_pb2.AdmitRequest, context: Any) -> fleet_pb2.AdmitReply:
+        return self._coordinator.admit(request)
 
     async def Register(self, request: fleet_pb2.RegisterRequest, context: Any) -> fleet_pb2.RegisterReply:
         return self._coordinator.register(request)

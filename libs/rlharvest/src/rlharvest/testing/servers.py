@@ -15,7 +15,10 @@ import urllib.request
 from pathlib import Path
 
 from rlharvest import programs
+from rlharvest.accounts import Credential
 from rlharvest.errors import Unavailable
+from rlharvest.grants import Grant
+from rlharvest.keyring import Keyring
 
 
 def free_port() -> int:
@@ -91,13 +94,21 @@ class Child:
 
 
 class NatsServer(Child):
-    """nats-server with JetStream on files."""
+    """nats-server with JetStream on files; with a keyring it lets in only who has a credential of it."""
 
     name = "nats-server"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, keyring: Keyring | None = None) -> None:
         super().__init__(directory)
         self.monitor_port = free_port()
+        self.keyring = keyring
+
+    @property
+    def credential(self) -> Credential | None:
+        """A new credential that may do everything, for tests."""
+        if self.keyring is None:
+            return None
+        return self.keyring.account().credential("tester", Grant((">",), (">",), answers=True))
 
     @property
     def url(self) -> str:
@@ -107,7 +118,11 @@ class NatsServer(Child):
         config = self.directory / "nats.conf"
         config.write_text(
             programs.nats_config(
-                host="127.0.0.1", port=self.port, monitor_port=self.monitor_port, store=self.directory / "jetstream"
+                host="127.0.0.1",
+                port=self.port,
+                monitor_port=self.monitor_port,
+                store=self.directory / "jetstream",
+                accounts=(self.keyring.holder("nats") / "accounts.conf").read_text() if self.keyring else "",
             )
         )
         return [os.fspath(programs.nats_server()), "-c", os.fspath(config)]
@@ -122,16 +137,27 @@ class NatsServer(Child):
 
 
 class ValkeyServer(Child):
-    """valkey-server with AOF."""
+    """valkey-server with AOF; with a keyring it lets in only whom that names, and a tester."""
 
     name = "valkey-server"
 
+    def __init__(self, directory: Path, keyring: Keyring | None = None) -> None:
+        super().__init__(directory)
+        self.keyring = keyring
+
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        """The URL of somebody who may do everything."""
+        login = "" if self.keyring is None else "tester:tester@"
+        return f"redis://{login}127.0.0.1:{self.port}/0"
 
     def command(self) -> list[str]:
-        arguments = programs.valkey_arguments(host="127.0.0.1", port=self.port, directory=self.directory)
+        users = None
+        if self.keyring is not None:
+            users = self.directory / "users.acl"
+            known = (self.keyring.holder("valkey") / "users.acl").read_text()
+            users.write_text(known + "user tester on >tester ~* &* +@all\n")
+        arguments = programs.valkey_arguments(host="127.0.0.1", port=self.port, directory=self.directory, users=users)
         return [os.fspath(programs.valkey_server()), *arguments]
 
     def healthy(self) -> bool:

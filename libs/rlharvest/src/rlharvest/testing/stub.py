@@ -67,10 +67,13 @@ class StubOptions(BaseModel):
     """Versions whose load fails as a directory without a usable model does."""
 
     hang_handles: tuple[int, ...] = ()
-    """Responses that are taken but never get a token."""
+    """Responses that are taken but get no token, or none after the first `hang_after`."""
 
     hang_attempts: int = Field(0, ge=0)
     """`hang_handles` hang in their first so many attempts only; 0: always."""
+
+    hang_after: int = Field(0, ge=0)
+    """New tokens of an attempt before it hangs."""
 
     crash_token: int | None = None
     """A prompt with this id in it makes the engine raise EngineBroken."""
@@ -298,7 +301,7 @@ class StubEngine:
                 continue
             self._admit(now)
             for held in self._running.values():
-                if held.finish is Finish.NONE and now >= held.due_at and not self._hangs(held.request):
+                if held.finish is Finish.NONE and now >= held.due_at and not self._hangs(held):
                     held.credit += elapsed / held.options.interval_s
                     self._advance(held, self._version)
 
@@ -315,10 +318,15 @@ class StubEngine:
             if held.finish is not Finish.NONE:
                 self._ready.set()
 
-    def _hangs(self, request: Request) -> bool:
+    def _hanging(self, request: Request) -> bool:
+        """Whether this attempt hangs sooner or later."""
         number = request.attempt & 0xFFFFFFFF
         limit = self._options.hang_attempts
         return request.handle in self._options.hang_handles and (limit == 0 or number <= limit)
+
+    def _hangs(self, held: _Running) -> bool:
+        made = held.length - len(held.request.prefix)
+        return self._hanging(held.request) and made >= self._options.hang_after
 
     def _advance(self, held: _Running, version: int) -> None:
         request, options = held.request, held.options
@@ -332,6 +340,8 @@ class StubEngine:
             os._exit(POISON_EXIT_CODE)
         if poisoned:
             n = min(n, options.poison_after - made)
+        if self._hanging(request):
+            n = min(n, options.hang_after - made)
         ids, logprobs = stub_tokens(request.prompt, request.seed, held.length, n, options)
         stops = np.flatnonzero(np.isin(ids, list(request.sampling.eos_ids)))
         if len(stops):
@@ -340,11 +350,14 @@ class StubEngine:
         held.pending.append((ids, logprobs, version))
         held.length += n
         if len(stops):
-            held.finish = Finish.EOS
+            self._finish(held, Finish.EOS)
         elif held.length >= request.budget:
-            held.finish = Finish.LENGTH
+            self._finish(held, Finish.LENGTH)
         self._generated += n
         self._ready.set()
+
+    def _finish(self, held: _Running, finish: Finish) -> None:
+        held.finish = finish
 
 
 def _span(held: _Running) -> Span:

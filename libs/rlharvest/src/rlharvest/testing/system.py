@@ -1,5 +1,8 @@
 """The whole system in a directory of its own, every service a real process, for tests that kill things.
 
+Everybody shows tokens and credentials, as under `rlharvest up`; a test that speaks to NATS or Valkey itself takes
+`system.nats.credential` and `system.valkey.url`, which may do everything.
+
 Example::
 
     with System(tmp_path, workers=2) as system:
@@ -23,8 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import httpx
+
 from rlharvest.client import Client
 from rlharvest.errors import RlharvestError, Unavailable
+from rlharvest.keyring import REDIS_USER, Keyring
 from rlharvest.testing.model import questions, tiny_model
 from rlharvest.testing.servers import NatsServer, ValkeyServer, free_port
 
@@ -35,6 +41,8 @@ class Service:
     def __init__(self, name: str, program: str, environment: dict[str, str], directory: Path) -> None:
         self.name = name
         self.program = program
+        self.command = [os.fspath(Path(sys.executable).parent / program)]
+        """What is started; rlharvest.testing.faults puts itself in front."""
         self.environment = environment
         self.directory = directory
         self.process: subprocess.Popen[bytes] | None = None
@@ -48,7 +56,7 @@ class Service:
         """Start it, with more variables if they are given."""
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [Path(sys.executable).parent / self.program, "serve"],
+                [*self.command, "serve"],
                 env={**os.environ, **self.environment, **environment},
                 stdout=output,
                 stderr=output,
@@ -105,13 +113,15 @@ class System:
     ) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        self.nats = NatsServer(directory / "nats")
-        self.valkey = ValkeyServer(directory / "valkey")
+        self.keyring = Keyring(directory / "secrets")
+        self.keyring.make()
+        self.nats = NatsServer(directory / "nats", self.keyring)
+        self.valkey = ValkeyServer(directory / "valkey", self.keyring)
         self.api_port, self.grpc_port, self.http_port, self.weights_port = (free_port() for _ in range(4))
         self.standby_ports = (free_port(), free_port())
         self.environment = {
             "RLHARVEST_NATS_URL": self.nats.url,
-            "RLHARVEST_REDIS_URL": self.valkey.url,
+            "RLHARVEST_REDIS_URL": f"redis://{REDIS_USER}@127.0.0.1:{self.valkey.port}/0",
             "RLHARVEST_COORDINATOR_GRPC": ",".join(
                 f"127.0.0.1:{port}" for port in (self.grpc_port, self.standby_ports[1])
             ),
@@ -149,10 +159,23 @@ class System:
         self.has_trainer = trainer
         self.slots = slots
         self.workers = [self.worker(index) for index in range(workers)]
-        self.client = Client(f"http://127.0.0.1:{self.api_port}")
+        self.client = self.api(self.api_port)
+
+    def api(self, port: int) -> Client:
+        """Return a client of the coordinator whose API is at this port."""
+        return Client(f"http://127.0.0.1:{port}", self.keyring.token("api_token"))
+
+    def metrics(self) -> str:
+        """Return the coordinator's metrics as Prometheus reads them."""
+        headers = {"Authorization": f"Bearer {self.keyring.token('api_token')}"}
+        return (
+            httpx.get(f"http://127.0.0.1:{self.api_port}/metrics", headers=headers, timeout=5).raise_for_status().text
+        )
 
     def _service(self, name: str, program: str, **environment: str) -> Service:
-        return Service(name, program, {**self.environment, **environment}, self.directory)
+        holder = self.keyring.path / program.removeprefix("rlharvest-")
+        secrets = {"RLHARVEST_SECRETS_DIR": str(holder)}
+        return Service(name, program, {**self.environment, **secrets, **environment}, self.directory)
 
     def worker(self, index: int, **environment: str) -> Service:
         """Return a rollout worker that is not started yet."""
@@ -196,7 +219,7 @@ class System:
             self.trainer.start()
         self.ready()
 
-    def ready(self, *, timeout_s: float = 90.0) -> None:
+    def ready(self, *, timeout_s: float = 180.0) -> None:
         """Wait until the coordinator leads."""
         url = f"http://127.0.0.1:{self.api_port}/readyz"
 

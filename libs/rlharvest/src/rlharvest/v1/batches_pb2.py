@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rlharvest.v1 import spans_pb2 as rlharvest_dot_v1_dot_spans__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arlharvest/v1/batches.proto\x12\x0crlharvest.v1\x1a\x18rlharvest/v1/spans.proto\"R\n\x0c\x43laimRequest\x12\x0f\n\x07trainer\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x64\x65vices\x18\x04 \x01(\r\"E\n\nClaimReply\x12+\n\x07\x63laimed\x18\x01 \x01(\x0b\x32\x15.rlharvest.v1.ClaimedH\x00\x88\x01\x01\x42\n\n\x08_claimed\"\x8e\x01\n\x07\x43laimed\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x10\n\x08job_json\x18\x03 \x01(\t\x12\x16\n\x0e\x63heckpoint_dir\x18\x04 \x01(\t\x12\x0f\n\x07renew_s\x18\x05 \x01(\x01\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\t\"G\n\x0cRenewRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05phase\x18\x04 \x01(\t\"8\n\nRenewReply\x12*\n\tdirective\x18\x01 \x01(\x0e\x32\x17.rlharvest.v1.Directive\"[\n\x10NextBatchRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\r\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\"w\n\x0eNextBatchReply\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\r\x12(\n\x06groups\x18\x04 \x03(\x0b\x32\x18.rlharvest.v1.BatchGroup\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\"\xa4\x01\n\nBatchGroup\x12\r\n\x05group\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06prompt\x18\x03 \x01(\r\x12\x12\n\ndata_epoch\x18\x04 \x01(\r\x12\x12\n\nprompt_ids\x18\x05 \x01(\x0c\x12*\n\x07samples\x18\x06 \x03(\x0b\x32\x19.rlharvest.v1.BatchSample\x12\x11\n\tstaleness\x18\x07 \x01(\r\"\xbb\x01\n\x0b\x42\x61tchSample\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12\r\n\x05run_n\x18\x05 \x03(\r\x12\x13\n\x0brun_version\x18\x06 \x03(\r\x12\x0e\n\x06reward\x18\x07 \x01(\x01\x12$\n\x06\x66inish\x18\x08 \x01(\x0e\x32\x14.rlharvest.v1.Finish\x12\x0e\n\x06masked\x18\t \x01(\x08\"\xcd\x01\n\x11ReportStepRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12=\n\x07metrics\x18\x06 \x03(\x0b\x32,.rlharvest.v1.ReportStepRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"=\n\x0fReportStepReply\x12*\n\tdirective\x18\x01 \x01(\x0e\x32\x17.rlharvest.v1.Directive\"\xe7\x01\n\x17ReportCheckpointRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\r\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12\x43\n\x07metrics\x18\x07 \x03(\x0b\x32\x32.rlharvest.v1.ReportCheckpointRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x15ReportCheckpointReply\"b\n\rFinishRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12&\n\x07outcome\x18\x03 \x01(\x0e\x32\x15.rlharvest.v1.Outcome\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\r\n\x0b\x46inishReply\"\xb3\x01\n\rGroupComplete\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\r\n\x05group\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x11\n\tstaleness\x18\x05 \x01(\r\x12\x16\n\x0eoldest_version\x18\x06 \x01(\r\x12\x16\n\x0enewest_version\x18\x07 \x01(\r\x12\x0e\n\x06tokens\x18\x08 \x01(\r\x12\x13\n\x0breward_mean\x18\t \x01(\x01*N\n\tDirective\x12\x16\n\x12\x44IRECTIVE_CONTINUE\x10\x00\x12\x13\n\x0f\x44IRECTIVE_PAUSE\x10\x01\x12\x14\n\x10\x44IRECTIVE_CANCEL\x10\x02*\x8e\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_SUCCEEDED\x10\x01\x12\x12\n\x0eOUTCOME_FAILED\x10\x02\x12\x12\n\x0eOUTCOME_PAUSED\x10\x03\x12\x15\n\x11OUTCOME_CANCELLED\x10\x04\x12\x14\n\x10OUTCOME_RELEASED\x10\x05\x32\xc2\x03\n\x07\x42\x61tches\x12=\n\x05\x43laim\x12\x1a.rlharvest.v1.ClaimRequest\x1a\x18.rlharvest.v1.ClaimReply\x12=\n\x05Renew\x12\x1a.rlharvest.v1.RenewRequest\x1a\x18.rlharvest.v1.RenewReply\x12I\n\tNextBatch\x12\x1e.rlharvest.v1.NextBatchRequest\x1a\x1c.rlharvest.v1.NextBatchReply\x12L\n\nReportStep\x12\x1f.rlharvest.v1.ReportStepRequest\x1a\x1d.rlharvest.v1.ReportStepReply\x12^\n\x10ReportCheckpoint\x12%.rlharvest.v1.ReportCheckpointRequest\x1a#.rlharvest.v1.ReportCheckpointReply\x12@\n\x06\x46inish\x12\x1b.rlharvest.v1.FinishRequest\x1a\x19.rlharvest.v1.FinishReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arlharvest/v1/batches.proto\x12\x0crlharvest.v1\x1a\x18rlharvest/v1/spans.proto\"R\n\x0c\x43laimRequest\x12\x0f\n\x07trainer\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x64\x65vices\x18\x04 \x01(\r\"E\n\nClaimReply\x12+\n\x07\x63laimed\x18\x01 \x01(\x0b\x32\x15.rlharvest.v1.ClaimedH\x00\x88\x01\x01\x42\n\n\x08_claimed\"\xa4\x01\n\x07\x43laimed\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x10\n\x08job_json\x18\x03 \x01(\t\x12\x16\n\x0e\x63heckpoint_dir\x18\x04 \x01(\t\x12\x0f\n\x07renew_s\x18\x05 \x01(\x01\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\t\x12\x14\n\x0cnext_version\x18\x08 \x01(\r\"s\n\x0cRenewRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x10\n\x08obstacle\x18\x05 \x01(\t\x12\x18\n\x10obstacle_message\x18\x06 \x01(\t\"d\n\nRenewReply\x12*\n\tdirective\x18\x01 \x01(\x0e\x32\x17.rlharvest.v1.Directive\x12\x19\n\x0clost_version\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_lost_version\"[\n\x10NextBatchRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\r\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\"w\n\x0eNextBatchReply\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\r\x12(\n\x06groups\x18\x04 \x03(\x0b\x32\x18.rlharvest.v1.BatchGroup\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\"\xa4\x01\n\nBatchGroup\x12\r\n\x05group\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06prompt\x18\x03 \x01(\r\x12\x12\n\ndata_epoch\x18\x04 \x01(\r\x12\x12\n\nprompt_ids\x18\x05 \x01(\x0c\x12*\n\x07samples\x18\x06 \x03(\x0b\x32\x19.rlharvest.v1.BatchSample\x12\x11\n\tstaleness\x18\x07 \x01(\r\"\xbb\x01\n\x0b\x42\x61tchSample\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12\r\n\x05run_n\x18\x05 \x03(\r\x12\x13\n\x0brun_version\x18\x06 \x03(\r\x12\x0e\n\x06reward\x18\x07 \x01(\x01\x12$\n\x06\x66inish\x18\x08 \x01(\x0e\x32\x14.rlharvest.v1.Finish\x12\x0e\n\x06masked\x18\t \x01(\x08\"\xcd\x01\n\x11ReportStepRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12=\n\x07metrics\x18\x06 \x03(\x0b\x32,.rlharvest.v1.ReportStepRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"=\n\x0fReportStepReply\x12*\n\tdirective\x18\x01 \x01(\x0e\x32\x17.rlharvest.v1.Directive\"\xe7\x01\n\x17ReportCheckpointRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\r\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12\x43\n\x07metrics\x18\x07 \x03(\x0b\x32\x32.rlharvest.v1.ReportCheckpointRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x15ReportCheckpointReply\"b\n\rFinishRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12&\n\x07outcome\x18\x03 \x01(\x0e\x32\x15.rlharvest.v1.Outcome\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\r\n\x0b\x46inishReply\"\xb3\x01\n\rGroupComplete\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\r\n\x05group\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x11\n\tstaleness\x18\x05 \x01(\r\x12\x16\n\x0eoldest_version\x18\x06 \x01(\r\x12\x16\n\x0enewest_version\x18\x07 \x01(\r\x12\x0e\n\x06tokens\x18\x08 \x01(\r\x12\x13\n\x0breward_mean\x18\t \x01(\x01*N\n\tDirective\x12\x16\n\x12\x44IRECTIVE_CONTINUE\x10\x00\x12\x13\n\x0f\x44IRECTIVE_PAUSE\x10\x01\x12\x14\n\x10\x44IRECTIVE_CANCEL\x10\x02*\x8e\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_SUCCEEDED\x10\x01\x12\x12\n\x0eOUTCOME_FAILED\x10\x02\x12\x12\n\x0eOUTCOME_PAUSED\x10\x03\x12\x15\n\x11OUTCOME_CANCELLED\x10\x04\x12\x14\n\x10OUTCOME_RELEASED\x10\x05\x32\xc2\x03\n\x07\x42\x61tches\x12=\n\x05\x43laim\x12\x1a.rlharvest.v1.ClaimRequest\x1a\x18.rlharvest.v1.ClaimReply\x12=\n\x05Renew\x12\x1a.rlharvest.v1.RenewRequest\x1a\x18.rlharvest.v1.RenewReply\x12I\n\tNextBatch\x12\x1e.rlharvest.v1.NextBatchRequest\x1a\x1c.rlharvest.v1.NextBatchReply\x12L\n\nReportStep\x12\x1f.rlharvest.v1.ReportStepRequest\x1a\x1d.rlharvest.v1.ReportStepReply\x12^\n\x10ReportCheckpoint\x12%.rlharvest.v1.ReportCheckpointRequest\x1a#.rlharvest.v1.ReportCheckpointReply\x12@\n\x06\x46inish\x12\x1b.rlharvest.v1.FinishRequest\x1a\x19.rlharvest.v1.FinishReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,46 +36,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_REPORTCHECKPOINTREQUEST_METRICSENTRY']._loaded_options = None
   _globals['_REPORTCHECKPOINTREQUEST_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_DIRECTIVE']._serialized_start=1899
-  _globals['_DIRECTIVE']._serialized_end=1977
-  _globals['_OUTCOME']._serialized_start=1980
-  _globals['_OUTCOME']._serialized_end=2122
+  _globals['_DIRECTIVE']._serialized_start=2009
+  _globals['_DIRECTIVE']._serialized_end=2087
+  _globals['_OUTCOME']._serialized_start=2090
+  _globals['_OUTCOME']._serialized_end=2232
   _globals['_CLAIMREQUEST']._serialized_start=70
   _globals['_CLAIMREQUEST']._serialized_end=152
   _globals['_CLAIMREPLY']._serialized_start=154
   _globals['_CLAIMREPLY']._serialized_end=223
   _globals['_CLAIMED']._serialized_start=226
-  _globals['_CLAIMED']._serialized_end=368
-  _globals['_RENEWREQUEST']._serialized_start=370
-  _globals['_RENEWREQUEST']._serialized_end=441
-  _globals['_RENEWREPLY']._serialized_start=443
-  _globals['_RENEWREPLY']._serialized_end=499
-  _globals['_NEXTBATCHREQUEST']._serialized_start=501
-  _globals['_NEXTBATCHREQUEST']._serialized_end=592
-  _globals['_NEXTBATCHREPLY']._serialized_start=594
-  _globals['_NEXTBATCHREPLY']._serialized_end=713
-  _globals['_BATCHGROUP']._serialized_start=716
-  _globals['_BATCHGROUP']._serialized_end=880
-  _globals['_BATCHSAMPLE']._serialized_start=883
-  _globals['_BATCHSAMPLE']._serialized_end=1070
-  _globals['_REPORTSTEPREQUEST']._serialized_start=1073
-  _globals['_REPORTSTEPREQUEST']._serialized_end=1278
-  _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_start=1232
-  _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_end=1278
-  _globals['_REPORTSTEPREPLY']._serialized_start=1280
-  _globals['_REPORTSTEPREPLY']._serialized_end=1341
-  _globals['_REPORTCHECKPOINTREQUEST']._serialized_start=1344
-  _globals['_REPORTCHECKPOINTREQUEST']._serialized_end=1575
-  _globals['_REPORTCHECKPOINTREQUEST_METRICSENTRY']._serialized_start=1232
-  _globals['_REPORTCHECKPOINTREQUEST_METRICSENTRY']._serialized_end=1278
-  _globals['_REPORTCHECKPOINTREPLY']._serialized_start=1577
-  _globals['_REPORTCHECKPOINTREPLY']._serialized_end=1600
-  _globals['_FINISHREQUEST']._serialized_start=1602
-  _globals['_FINISHREQUEST']._serialized_end=1700
-  _globals['_FINISHREPLY']._serialized_start=1702
-  _globals['_FINISHREPLY']._serialized_end=1715
-  _globals['_GROUPCOMPLETE']._serialized_start=1718
-  _globals['_GROUPCOMPLETE']._serialized_end=1897
-  _globals['_BATCHES']._serialized_start=2125
-  _globals['_BATCHES']._serialized_end=2575
+  _globals['_CLAIMED']._serialized_end=390
+  _globals['_RENEWREQUEST']._serialized_start=392
+  _globals['_RENEWREQUEST']._serialized_end=507
+  _globals['_RENEWREPLY']._serialized_start=509
+  _globals['_RENEWREPLY']._serialized_end=609
+  _globals['_NEXTBATCHREQUEST']._serialized_start=611
+  _globals['_NEXTBATCHREQUEST']._serialized_end=702
+  _globals['_NEXTBATCHREPLY']._serialized_start=704
+  _globals['_NEXTBATCHREPLY']._serialized_end=823
+  _globals['_BATCHGROUP']._serialized_start=826
+  _globals['_BATCHGROUP']._serialized_end=990
+  _globals['_BATCHSAMPLE']._serialized_start=993
+  _globals['_BATCHSAMPLE']._serialized_end=1180
+  _globals['_REPORTSTEPREQUEST']._serialized_start=1183
+  _globals['_REPORTSTEPREQUEST']._serialized_end=1388
+  _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_start=1342
+  _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_end=1388
+  _globals['_REPORTSTEPREPLY']._serialized_start=1390
+  _globals['_REPORTSTEPREPLY']._serialized_end=1451
+  _globals['_REPORTCHECKPOINTREQUEST']._serialized_start=1454
+  _globals['_REPORTCHECKPOINTREQUEST']._serialized_end=1685
+  _globals['_REPORTCHECKPOINTREQUEST_METRICSENTRY']._serialized_start=1342
+  _globals['_REPORTCHECKPOINTREQUEST_METRICSENTRY']._serialized_end=1388
+  _globals['_REPORTCHECKPOINTREPLY']._serialized_start=1687
+  _globals['_REPORTCHECKPOINTREPLY']._serialized_end=1710
+  _globals['_FINISHREQUEST']._serialized_start=1712
+  _globals['_FINISHREQUEST']._serialized_end=1810
+  _globals['_FINISHREPLY']._serialized_start=1812
+  _globals['_FINISHREPLY']._serialized_end=1825
+  _globals['_GROUPCOMPLETE']._serialized_start=1828
+  _globals['_GROUPCOMPLETE']._serialized_end=2007
+  _globals['_BATCHES']._serialized_start=2235
+  _globals['_BATCHES']._serialized_end=2685
 # @@protoc_insertion_point(module_scope)

@@ -129,6 +129,7 @@ class Claimed(_message.Message):
     RENEW_S_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    NEXT_VERSION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     fence: _builtins.int
     """rises with every claim of the job; calls with a lower one are ABORTED"""
@@ -142,6 +143,8 @@ class Claimed(_message.Message):
     """without a renewal for this long the claim is lost"""
     tokenizer_digest: _builtins.str
     """of what the job was tokenised with; versions carry it in their manifest"""
+    next_version: _builtins.int
+    """above every version that the job ever had: no number stands for two of them"""
     def __init__(
         self,
         *,
@@ -152,10 +155,11 @@ class Claimed(_message.Message):
         renew_s: _builtins.float = ...,
         deadline_s: _builtins.float = ...,
         tokenizer_digest: _builtins.str = ...,
+        next_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_dir", b"checkpoint_dir", "deadline_s", b"deadline_s", "fence", b"fence", "job", b"job", "job_json", b"job_json", "renew_s", b"renew_s", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_dir", b"checkpoint_dir", "deadline_s", b"deadline_s", "fence", b"fence", "job", b"job", "job_json", b"job_json", "next_version", b"next_version", "renew_s", b"renew_s", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -169,11 +173,17 @@ class RenewRequest(_message.Message):
     FENCE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    OBSTACLE_FIELD_NUMBER: _builtins.int
+    OBSTACLE_MESSAGE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     fence: _builtins.int
     step: _builtins.int
     phase: _builtins.str
     """loading | waiting | computing | publishing | saving"""
+    obstacle: _builtins.str
+    """what it waits for from outside, one CamelCase word, e.g. WeightsDiskFull; empty: nothing"""
+    obstacle_message: _builtins.str
+    """the same for people, with what to do"""
     def __init__(
         self,
         *,
@@ -181,10 +191,12 @@ class RenewRequest(_message.Message):
         fence: _builtins.int = ...,
         step: _builtins.int = ...,
         phase: _builtins.str = ...,
+        obstacle: _builtins.str = ...,
+        obstacle_message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "job", b"job", "phase", b"phase", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "job", b"job", "obstacle", b"obstacle", "obstacle_message", b"obstacle_message", "phase", b"phase", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -195,17 +207,23 @@ class RenewReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIRECTIVE_FIELD_NUMBER: _builtins.int
+    LOST_VERSION_FIELD_NUMBER: _builtins.int
     directive: Global___Directive.ValueType
+    lost_version: _builtins.int
+    """the newest one, which the weight service lost: publish the step in hand again"""
     def __init__(
         self,
         *,
         directive: Global___Directive.ValueType = ...,
+        lost_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lost_version", b"_lost_version", "lost_version", b"lost_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lost_version", b"_lost_version", "directive", b"directive", "lost_version", b"lost_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__lost_version: _TypeAlias = _typing.Literal["lost_version"]  # noqa: Y015
+    _WhichOneofArgType__lost_version: _TypeAlias = _typing.Literal["_lost_version", b"_lost_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lost_version) -> _WhichOneofReturnType__lost_version | None: ...
 
 Global___RenewReply: _TypeAlias = RenewReply  # noqa: Y015
 

@@ -24,51 +24,55 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18rlharvest/v1/fleet.proto\x12\x0crlharvest.v1\"\xe4\x01\n\x0fRegisterRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12/\n\x0cworker_class\x18\x04 \x01(\x0e\x32\x19.rlharvest.v1.WorkerClass\x12\x0f\n\x07\x65ngines\x18\x05 \x03(\t\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x14\n\x0cnumerics_key\x18\x07 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x08 \x01(\x08\x12\r\n\x05\x62uild\x18\t \x01(\t\x12\x13\n\x0bworker_type\x18\n \x01(\t\"\\\n\rRegisterReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x02 \x01(\x01\x12\x12\n\ndeadline_s\x18\x03 \x01(\x01\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"C\n\x0cLeaveRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x0c\n\nLeaveReply\"@\n\x10GetPrefixRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\"0\n\x0eGetPrefixReply\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12\x0e\n\x06prefix\x18\x02 \x01(\x0c\"\xc2\x01\n\x05Lease\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x13\n\x0bweights_url\x18\x05 \x01(\t\x12\x16\n\x0etarget_version\x18\x06 \x01(\r\x12\n\n\x02kv\x18\x07 \x01(\t\x12\x14\n\x0crollout_json\x18\x08 \x01(\t\x12\x0f\n\x07\x63ontext\x18\t \x01(\r\x12\x18\n\x10tokenizer_digest\x18\n \x01(\t\".\n\nLeaseReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x8a\x01\n\x0b\x41ssignments\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12(\n\x08sampling\x18\x03 \x01(\x0b\x32\x16.rlharvest.v1.Sampling\x12-\n\x0b\x61ssignments\x18\x04 \x03(\x0b\x32\x18.rlharvest.v1.Assignment\"z\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0f\n\x07\x65os_ids\x18\x05 \x03(\r\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\r\n\x05vocab\x18\x07 \x01(\r\"\xc3\x01\n\nAssignment\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\r\n\x05group\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x62udget\x18\x05 \x01(\r\x12\x0e\n\x06prompt\x18\x06 \x01(\x0c\x12\x0e\n\x06prefix\x18\x07 \x01(\x0c\x12\x15\n\rprefix_length\x18\x08 \x01(\r\x12\x1b\n\x13prefix_by_reference\x18\t \x01(\x08\x12\x13\n\x0bmin_version\x18\n \x01(\r\"@\n\x0b\x41ssignReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07refused\x18\x03 \x03(\r\"[\n\x05\x41\x62ort\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06handle\x18\x03 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x03(\x04\x12\r\n\x05\x66lush\x18\x05 \x01(\x08\"<\n\x06Rejoin\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"1\n\nDrainOrder\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xc7\x02\n\tHeartbeat\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.rlharvest.v1.WorkerState\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x14\n\x07version\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04held\x18\x06 \x03(\r\x12\x14\n\x0cheld_attempt\x18\x07 \x03(\x04\x12\x13\n\x0bheld_length\x18\x08 \x03(\r\x12\x0f\n\x07\x66lushed\x18\t \x01(\x04\x12\x18\n\x10generated_tokens\x18\n \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x0b \x01(\x04\x12\x1c\n\x14prefill_saved_tokens\x18\x0c \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\r \x01(\x01\x12\x0c\n\x04note\x18\x0e \x01(\tB\n\n\x08_version\"K\n\rVersionExists\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t*d\n\x0bWorkerClass\x12\x1c\n\x18WORKER_CLASS_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_CLASS_RESERVED\x10\x01\x12\x1c\n\x18WORKER_CLASS_PREEMPTIBLE\x10\x02*\xda\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_JOINING\x10\x01\x12\x18\n\x14WORKER_STATE_WARMING\x10\x02\x12\x16\n\x12WORKER_STATE_READY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x12\x18\n\x14WORKER_STATE_SUSPECT\x10\x05\x12\x15\n\x11WORKER_STATE_DEAD\x10\x06\x12\x15\n\x11WORKER_STATE_GONE\x10\x07\x32\xd9\x01\n\x05\x46leet\x12\x46\n\x08Register\x12\x1d.rlharvest.v1.RegisterRequest\x1a\x1b.rlharvest.v1.RegisterReply\x12=\n\x05Leave\x12\x1a.rlharvest.v1.LeaveRequest\x1a\x18.rlharvest.v1.LeaveReply\x12I\n\tGetPrefix\x12\x1e.rlharvest.v1.GetPrefixRequest\x1a\x1c.rlharvest.v1.GetPrefixReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18rlharvest/v1/fleet.proto\x12\x0crlharvest.v1\"A\n\x0c\x41\x64mitRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\t\x12\r\n\x05proof\x18\x03 \x01(\x0c\"*\n\nAdmitReply\x12\x0b\n\x03jwt\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xe4\x01\n\x0fRegisterRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12/\n\x0cworker_class\x18\x04 \x01(\x0e\x32\x19.rlharvest.v1.WorkerClass\x12\x0f\n\x07\x65ngines\x18\x05 \x03(\t\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x14\n\x0cnumerics_key\x18\x07 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x08 \x01(\x08\x12\r\n\x05\x62uild\x18\t \x01(\t\x12\x13\n\x0bworker_type\x18\n \x01(\t\"\\\n\rRegisterReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x02 \x01(\x01\x12\x12\n\ndeadline_s\x18\x03 \x01(\x01\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"C\n\x0cLeaveRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x0c\n\nLeaveReply\"P\n\x10GetPrefixRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0e\n\x06worker\x18\x04 \x01(\t\"0\n\x0eGetPrefixReply\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12\x0e\n\x06prefix\x18\x02 \x01(\x0c\"\xc2\x01\n\x05Lease\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x13\n\x0bweights_url\x18\x05 \x01(\t\x12\x16\n\x0etarget_version\x18\x06 \x01(\r\x12\n\n\x02kv\x18\x07 \x01(\t\x12\x14\n\x0crollout_json\x18\x08 \x01(\t\x12\x0f\n\x07\x63ontext\x18\t \x01(\r\x12\x18\n\x10tokenizer_digest\x18\n \x01(\t\".\n\nLeaseReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x8a\x01\n\x0b\x41ssignments\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12(\n\x08sampling\x18\x03 \x01(\x0b\x32\x16.rlharvest.v1.Sampling\x12-\n\x0b\x61ssignments\x18\x04 \x03(\x0b\x32\x18.rlharvest.v1.Assignment\"z\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0f\n\x07\x65os_ids\x18\x05 \x03(\r\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\r\n\x05vocab\x18\x07 \x01(\r\"\xc3\x01\n\nAssignment\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\r\n\x05group\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x62udget\x18\x05 \x01(\r\x12\x0e\n\x06prompt\x18\x06 \x01(\x0c\x12\x0e\n\x06prefix\x18\x07 \x01(\x0c\x12\x15\n\rprefix_length\x18\x08 \x01(\r\x12\x1b\n\x13prefix_by_reference\x18\t \x01(\x08\x12\x13\n\x0bmin_version\x18\n \x01(\r\"@\n\x0b\x41ssignReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07refused\x18\x03 \x03(\r\"[\n\x05\x41\x62ort\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06handle\x18\x03 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x03(\x04\x12\r\n\x05\x66lush\x18\x05 \x01(\x08\"<\n\x06Rejoin\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"1\n\nDrainOrder\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xc7\x02\n\tHeartbeat\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.rlharvest.v1.WorkerState\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x14\n\x07version\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04held\x18\x06 \x03(\r\x12\x14\n\x0cheld_attempt\x18\x07 \x03(\x04\x12\x13\n\x0bheld_length\x18\x08 \x03(\r\x12\x0f\n\x07\x66lushed\x18\t \x01(\x04\x12\x18\n\x10generated_tokens\x18\n \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x0b \x01(\x04\x12\x1c\n\x14prefill_saved_tokens\x18\x0c \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\r \x01(\x01\x12\x0c\n\x04note\x18\x0e \x01(\tB\n\n\x08_version\"K\n\rVersionExists\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t*d\n\x0bWorkerClass\x12\x1c\n\x18WORKER_CLASS_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_CLASS_RESERVED\x10\x01\x12\x1c\n\x18WORKER_CLASS_PREEMPTIBLE\x10\x02*\xda\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_JOINING\x10\x01\x12\x18\n\x14WORKER_STATE_WARMING\x10\x02\x12\x16\n\x12WORKER_STATE_READY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x12\x18\n\x14WORKER_STATE_SUSPECT\x10\x05\x12\x15\n\x11WORKER_STATE_DEAD\x10\x06\x12\x15\n\x11WORKER_STATE_GONE\x10\x07\x32\x98\x02\n\x05\x46leet\x12=\n\x05\x41\x64mit\x12\x1a.rlharvest.v1.AdmitRequest\x1a\x18.rlharvest.v1.AdmitReply\x12\x46\n\x08Register\x12\x1d.rlharvest.v1.RegisterRequest\x1a\x1b.rlharvest.v1.RegisterReply\x12=\n\x05Leave\x12\x1a.rlharvest.v1.LeaveRequest\x1a\x18.rlharvest.v1.LeaveReply\x12I\n\tGetPrefix\x12\x1e.rlharvest.v1.GetPrefixRequest\x1a\x1c.rlharvest.v1.GetPrefixReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlharvest.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERCLASS']._serialized_start=1953
-  _globals['_WORKERCLASS']._serialized_end=2053
-  _globals['_WORKERSTATE']._serialized_start=2056
-  _globals['_WORKERSTATE']._serialized_end=2274
-  _globals['_REGISTERREQUEST']._serialized_start=43
-  _globals['_REGISTERREQUEST']._serialized_end=271
-  _globals['_REGISTERREPLY']._serialized_start=273
-  _globals['_REGISTERREPLY']._serialized_end=365
-  _globals['_LEAVEREQUEST']._serialized_start=367
-  _globals['_LEAVEREQUEST']._serialized_end=434
-  _globals['_LEAVEREPLY']._serialized_start=436
-  _globals['_LEAVEREPLY']._serialized_end=448
-  _globals['_GETPREFIXREQUEST']._serialized_start=450
-  _globals['_GETPREFIXREQUEST']._serialized_end=514
-  _globals['_GETPREFIXREPLY']._serialized_start=516
-  _globals['_GETPREFIXREPLY']._serialized_end=564
-  _globals['_LEASE']._serialized_start=567
-  _globals['_LEASE']._serialized_end=761
-  _globals['_LEASEREPLY']._serialized_start=763
-  _globals['_LEASEREPLY']._serialized_end=809
-  _globals['_ASSIGNMENTS']._serialized_start=812
-  _globals['_ASSIGNMENTS']._serialized_end=950
-  _globals['_SAMPLING']._serialized_start=952
-  _globals['_SAMPLING']._serialized_end=1074
-  _globals['_ASSIGNMENT']._serialized_start=1077
-  _globals['_ASSIGNMENT']._serialized_end=1272
-  _globals['_ASSIGNREPLY']._serialized_start=1274
-  _globals['_ASSIGNREPLY']._serialized_end=1338
-  _globals['_ABORT']._serialized_start=1340
-  _globals['_ABORT']._serialized_end=1431
-  _globals['_REJOIN']._serialized_start=1433
-  _globals['_REJOIN']._serialized_end=1493
-  _globals['_DRAINORDER']._serialized_start=1495
-  _globals['_DRAINORDER']._serialized_end=1544
-  _globals['_HEARTBEAT']._serialized_start=1547
-  _globals['_HEARTBEAT']._serialized_end=1874
-  _globals['_VERSIONEXISTS']._serialized_start=1876
-  _globals['_VERSIONEXISTS']._serialized_end=1951
-  _globals['_FLEET']._serialized_start=2277
-  _globals['_FLEET']._serialized_end=2494
+  _globals['_WORKERCLASS']._serialized_start=2080
+  _globals['_WORKERCLASS']._serialized_end=2180
+  _globals['_WORKERSTATE']._serialized_start=2183
+  _globals['_WORKERSTATE']._serialized_end=2401
+  _globals['_ADMITREQUEST']._serialized_start=42
+  _globals['_ADMITREQUEST']._serialized_end=107
+  _globals['_ADMITREPLY']._serialized_start=109
+  _globals['_ADMITREPLY']._serialized_end=151
+  _globals['_REGISTERREQUEST']._serialized_start=154
+  _globals['_REGISTERREQUEST']._serialized_end=382
+  _globals['_REGISTERREPLY']._serialized_start=384
+  _globals['_REGISTERREPLY']._serialized_end=476
+  _globals['_LEAVEREQUEST']._serialized_start=478
+  _globals['_LEAVEREQUEST']._serialized_end=545
+  _globals['_LEAVEREPLY']._serialized_start=547
+  _globals['_LEAVEREPLY']._serialized_end=559
+  _globals['_GETPREFIXREQUEST']._serialized_start=561
+  _globals['_GETPREFIXREQUEST']._serialized_end=641
+  _globals['_GETPREFIXREPLY']._serialized_start=643
+  _globals['_GETPREFIXREPLY']._serialized_end=691
+  _globals['_LEASE']._serialized_start=694
+  _globals['_LEASE']._serialized_end=888
+  _globals['_LEASEREPLY']._serialized_start=890
+  _globals['_LEASEREPLY']._serialized_end=936
+  _globals['_ASSIGNMENTS']._serialized_start=939
+  _globals['_ASSIGNMENTS']._serialized_end=1077
+  _globals['_SAMPLING']._serialized_start=1079
+  _globals['_SAMPLING']._serialized_end=1201
+  _globals['_ASSIGNMENT']._serialized_start=1204
+  _globals['_ASSIGNMENT']._serialized_end=1399
+  _globals['_ASSIGNREPLY']._serialized_start=1401
+  _globals['_ASSIGNREPLY']._serialized_end=1465
+  _globals['_ABORT']._serialized_start=1467
+  _globals['_ABORT']._serialized_end=1558
+  _globals['_REJOIN']._serialized_start=1560
+  _globals['_REJOIN']._serialized_end=1620
+  _globals['_DRAINORDER']._serialized_start=1622
+  _globals['_DRAINORDER']._serialized_end=1671
+  _globals['_HEARTBEAT']._serialized_start=1674
+  _globals['_HEARTBEAT']._serialized_end=2001
+  _globals['_VERSIONEXISTS']._serialized_start=2003
+  _globals['_VERSIONEXISTS']._serialized_end=2078
+  _globals['_FLEET']._serialized_start=2404
+  _globals['_FLEET']._serialized_end=2684
 # @@protoc_insertion_point(module_scope)

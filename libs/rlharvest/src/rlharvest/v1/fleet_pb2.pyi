@@ -74,6 +74,58 @@ WORKER_STATE_GONE: WorkerState.ValueType  # 7
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final
+class AdmitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """wkr_..., made from the key"""
+    public_key: _builtins.str
+    """nkey of a user, U..."""
+    proof: _builtins.bytes
+    """signature over the name"""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        public_key: _builtins.str = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "public_key", b"public_key", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmitRequest: _TypeAlias = AdmitRequest  # noqa: Y015
+
+@_typing.final
+class AdmitReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JWT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    jwt: _builtins.str
+    """for NATS, and the bearer token of the worker's other calls; empty: none are asked for"""
+    seconds: _builtins.float
+    """it is good for so long"""
+    def __init__(
+        self,
+        *,
+        jwt: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jwt", b"jwt", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmitReply: _TypeAlias = AdmitReply  # noqa: Y015
+
+@_typing.final
 class RegisterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -204,19 +256,23 @@ class GetPrefixRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     handle: _builtins.int
     attempt: _builtins.int
+    worker: _builtins.str
+    """who asks"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         handle: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        worker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "handle", b"handle", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "handle", b"handle", "job", b"job", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

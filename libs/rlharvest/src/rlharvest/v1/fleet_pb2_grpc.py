@@ -34,6 +34,11 @@ class FleetStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Admit = channel.unary_unary(
+                '/rlharvest.v1.Fleet/Admit',
+                request_serializer=rlharvest_dot_v1_dot_fleet__pb2.AdmitRequest.SerializeToString,
+                response_deserializer=rlharvest_dot_v1_dot_fleet__pb2.AdmitReply.FromString,
+                _registered_method=True)
         self.Register = channel.unary_unary(
                 '/rlharvest.v1.Fleet/Register',
                 request_serializer=rlharvest_dot_v1_dot_fleet__pb2.RegisterRequest.SerializeToString,
@@ -53,6 +58,14 @@ class FleetStub:
 
 class FleetServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Admit(self, request, context):
+        """Show the worker's token and get a credential of its own: the one call before Register, and again before it is over.
+        INVALID_ARGUMENT: the name is not the key's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Register(self, request, context):
         """Join: a new incarnation each time. FAILED_PRECONDITION: this coordinator is not the leader, try the next address.
@@ -79,6 +92,11 @@ class FleetServicer:
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Admit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Admit,
+                    request_deserializer=rlharvest_dot_v1_dot_fleet__pb2.AdmitRequest.FromString,
+                    response_serializer=rlharvest_dot_v1_dot_fleet__pb2.AdmitReply.SerializeToString,
+            ),
             'Register': grpc.unary_unary_rpc_method_handler(
                     servicer.Register,
                     request_deserializer=rlharvest_dot_v1_dot_fleet__pb2.RegisterRequest.FromString,
@@ -104,6 +122,33 @@ def add_FleetServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Fleet:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Admit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlharvest.v1.Fleet/Admit',
+            rlharvest_dot_v1_dot_fleet__pb2.AdmitRequest.SerializeToString,
+            rlharvest_dot_v1_dot_fleet__pb2.AdmitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Register(request,

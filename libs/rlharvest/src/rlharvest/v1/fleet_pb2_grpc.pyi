@@ -31,6 +31,10 @@ class FleetStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FleetAsyncStub: ...
+    Admit: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AdmitRequest, _fleet_pb2.AdmitReply]
+    """Show the worker's token and get a credential of its own: the one call before Register, and again before it is over.
+    INVALID_ARGUMENT: the name is not the key's.
+    """
     Register: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RegisterRequest, _fleet_pb2.RegisterReply]
     """Join: a new incarnation each time. FAILED_PRECONDITION: this coordinator is not the leader, try the next address."""
     Leave: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.LeaveRequest, _fleet_pb2.LeaveReply]
@@ -43,6 +47,10 @@ class FleetStub:
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Admit: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AdmitRequest, _fleet_pb2.AdmitReply]  # type: ignore[assignment]
+    """Show the worker's token and get a credential of its own: the one call before Register, and again before it is over.
+    INVALID_ARGUMENT: the name is not the key's.
+    """
     Register: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RegisterRequest, _fleet_pb2.RegisterReply]  # type: ignore[assignment]
     """Join: a new incarnation each time. FAILED_PRECONDITION: this coordinator is not the leader, try the next address."""
     Leave: _aio.UnaryUnaryMultiCallable[_fleet_pb2.LeaveRequest, _fleet_pb2.LeaveReply]  # type: ignore[assignment]
@@ -53,6 +61,16 @@ class FleetAsyncStub(FleetStub):
     """
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Admit(
+        self,
+        request: _fleet_pb2.AdmitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.AdmitReply, _abc.Awaitable[_fleet_pb2.AdmitReply]]:
+        """Show the worker's token and get a credential of its own: the one call before Register, and again before it is over.
+        INVALID_ARGUMENT: the name is not the key's.
+        """
+
     @_abc_1.abstractmethod
     def Register(
         self,

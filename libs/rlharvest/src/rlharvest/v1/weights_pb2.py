@@ -24,31 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arlharvest/v1/weights.proto\x12\x0crlharvest.v1\"A\n\x0ePublishRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x15\n\rmanifest_json\x18\x03 \x01(\t\"/\n\x0cPublishReply\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\"\n\x13ListVersionsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"@\n\x11ListVersionsReply\x12+\n\x08versions\x18\x01 \x03(\x0b\x32\x19.rlharvest.v1.VersionInfo\"\x7f\n\x0bVersionInfo\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x13\n\x06parent\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x12\n\ncreated_at\x18\x06 \x01(\x01\x42\t\n\x07_parent\"A\n\rRetainRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\r\x12\x11\n\tkeep_last\x18\x03 \x01(\r\"3\n\x0bRetainReply\x12\x0f\n\x07\x64\x65leted\x18\x01 \x03(\r\x12\x13\n\x0b\x66reed_bytes\x18\x02 \x01(\x04\"\x1c\n\rForgetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\r\n\x0b\x46orgetReply2\x9e\x02\n\x07Weights\x12\x43\n\x07Publish\x12\x1c.rlharvest.v1.PublishRequest\x1a\x1a.rlharvest.v1.PublishReply\x12J\n\x04List\x12!.rlharvest.v1.ListVersionsRequest\x1a\x1f.rlharvest.v1.ListVersionsReply\x12@\n\x06Retain\x12\x1b.rlharvest.v1.RetainRequest\x1a\x19.rlharvest.v1.RetainReply\x12@\n\x06\x46orget\x12\x1b.rlharvest.v1.ForgetRequest\x1a\x19.rlharvest.v1.ForgetReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arlharvest/v1/weights.proto\x12\x0crlharvest.v1\"%\n\x0c\x42\x65ginRequest\x12\x15\n\rmanifest_json\x18\x01 \x01(\t\"\x1d\n\nBeginReply\x12\x0f\n\x07missing\x18\x01 \x03(\t\"X\n\x0ePublishRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x15\n\rmanifest_json\x18\x03 \x01(\t\x12\x15\n\rleast_version\x18\x04 \x01(\r\"/\n\x0cPublishReply\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\"\n\x13ListVersionsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"@\n\x11ListVersionsReply\x12+\n\x08versions\x18\x01 \x03(\x0b\x32\x19.rlharvest.v1.VersionInfo\"\x7f\n\x0bVersionInfo\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x13\n\x06parent\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x12\n\ncreated_at\x18\x06 \x01(\x01\x42\t\n\x07_parent\"A\n\rRetainRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\r\x12\x11\n\tkeep_last\x18\x03 \x01(\r\"3\n\x0bRetainReply\x12\x0f\n\x07\x64\x65leted\x18\x01 \x03(\r\x12\x13\n\x0b\x66reed_bytes\x18\x02 \x01(\x04\"\x1c\n\rForgetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\r\n\x0b\x46orgetReply2\xdd\x02\n\x07Weights\x12=\n\x05\x42\x65gin\x12\x1a.rlharvest.v1.BeginRequest\x1a\x18.rlharvest.v1.BeginReply\x12\x43\n\x07Publish\x12\x1c.rlharvest.v1.PublishRequest\x1a\x1a.rlharvest.v1.PublishReply\x12J\n\x04List\x12!.rlharvest.v1.ListVersionsRequest\x1a\x1f.rlharvest.v1.ListVersionsReply\x12@\n\x06Retain\x12\x1b.rlharvest.v1.RetainRequest\x1a\x19.rlharvest.v1.RetainReply\x12@\n\x06\x46orget\x12\x1b.rlharvest.v1.ForgetRequest\x1a\x19.rlharvest.v1.ForgetReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlharvest.v1.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUBLISHREQUEST']._serialized_start=44
-  _globals['_PUBLISHREQUEST']._serialized_end=109
-  _globals['_PUBLISHREPLY']._serialized_start=111
-  _globals['_PUBLISHREPLY']._serialized_end=158
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=160
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=194
-  _globals['_LISTVERSIONSREPLY']._serialized_start=196
-  _globals['_LISTVERSIONSREPLY']._serialized_end=260
-  _globals['_VERSIONINFO']._serialized_start=262
-  _globals['_VERSIONINFO']._serialized_end=389
-  _globals['_RETAINREQUEST']._serialized_start=391
-  _globals['_RETAINREQUEST']._serialized_end=456
-  _globals['_RETAINREPLY']._serialized_start=458
-  _globals['_RETAINREPLY']._serialized_end=509
-  _globals['_FORGETREQUEST']._serialized_start=511
-  _globals['_FORGETREQUEST']._serialized_end=539
-  _globals['_FORGETREPLY']._serialized_start=541
-  _globals['_FORGETREPLY']._serialized_end=554
-  _globals['_WEIGHTS']._serialized_start=557
-  _globals['_WEIGHTS']._serialized_end=843
+  _globals['_BEGINREQUEST']._serialized_start=44
+  _globals['_BEGINREQUEST']._serialized_end=81
+  _globals['_BEGINREPLY']._serialized_start=83
+  _globals['_BEGINREPLY']._serialized_end=112
+  _globals['_PUBLISHREQUEST']._serialized_start=114
+  _globals['_PUBLISHREQUEST']._serialized_end=202
+  _globals['_PUBLISHREPLY']._serialized_start=204
+  _globals['_PUBLISHREPLY']._serialized_end=251
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=253
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=287
+  _globals['_LISTVERSIONSREPLY']._serialized_start=289
+  _globals['_LISTVERSIONSREPLY']._serialized_end=353
+  _globals['_VERSIONINFO']._serialized_start=355
+  _globals['_VERSIONINFO']._serialized_end=482
+  _globals['_RETAINREQUEST']._serialized_start=484
+  _globals['_RETAINREQUEST']._serialized_end=549
+  _globals['_RETAINREPLY']._serialized_start=551
+  _globals['_RETAINREPLY']._serialized_end=602
+  _globals['_FORGETREQUEST']._serialized_start=604
+  _globals['_FORGETREQUEST']._serialized_end=632
+  _globals['_FORGETREPLY']._serialized_start=634
+  _globals['_FORGETREPLY']._serialized_end=647
+  _globals['_WEIGHTS']._serialized_start=650
+  _globals['_WEIGHTS']._serialized_end=999
 # @@protoc_insertion_point(module_scope)

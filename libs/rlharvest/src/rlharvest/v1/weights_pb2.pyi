@@ -19,27 +19,73 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class BeginRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_JSON_FIELD_NUMBER: _builtins.int
+    manifest_json: _builtins.str
+    """rlharvest.weights.manifest.Manifest, its version left out"""
+    def __init__(
+        self,
+        *,
+        manifest_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest_json", b"manifest_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginRequest: _TypeAlias = BeginRequest  # noqa: Y015
+
+@_typing.final
+class BeginReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MISSING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """blake3 of each, 64 hexadecimal digits"""
+
+    def __init__(
+        self,
+        *,
+        missing: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginReply: _TypeAlias = BeginReply  # noqa: Y015
+
+@_typing.final
 class PublishRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     MANIFEST_JSON_FIELD_NUMBER: _builtins.int
+    LEAST_VERSION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     key: _builtins.str
     """e.g. "<fence>:<step>" """
     manifest_json: _builtins.str
     """rlharvest.weights.manifest.Manifest, its version left out"""
+    least_version: _builtins.int
+    """the number is at least this: above all that the publisher knows, should the service have"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         key: _builtins.str = ...,
         manifest_json: _builtins.str = ...,
+        least_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "key", b"key", "manifest_json", b"manifest_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "key", b"key", "least_version", b"least_version", "manifest_json", b"manifest_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

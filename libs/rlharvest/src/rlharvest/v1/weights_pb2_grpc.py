@@ -34,6 +34,11 @@ class WeightsStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Begin = channel.unary_unary(
+                '/rlharvest.v1.Weights/Begin',
+                request_serializer=rlharvest_dot_v1_dot_weights__pb2.BeginRequest.SerializeToString,
+                response_deserializer=rlharvest_dot_v1_dot_weights__pb2.BeginReply.FromString,
+                _registered_method=True)
         self.Publish = channel.unary_unary(
                 '/rlharvest.v1.Weights/Publish',
                 request_serializer=rlharvest_dot_v1_dot_weights__pb2.PublishRequest.SerializeToString,
@@ -59,9 +64,18 @@ class WeightsStub:
 class WeightsServicer:
     """Missing associated documentation comment in .proto file."""
 
+    def Begin(self, request, context):
+        """Ask before a publication which of its blobs the service lacks; those that it has are kept for a while. Publishes
+        nothing. RESOURCE_EXHAUSTED (rlharvest-error: disk_full) if there is no room for them, INVALID_ARGUMENT names what
+        could never be published.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Publish(self, request, context):
         """Make a version out of blobs that were uploaded. Atomic; idempotent by (job, key). INVALID_ARGUMENT names a blob that
-        is missing or has another size. The number is the last one plus one and is never used again.
+        is missing or has another size. The number is above the last one and is never used again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,6 +105,11 @@ class WeightsServicer:
 
 def add_WeightsServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=rlharvest_dot_v1_dot_weights__pb2.BeginRequest.FromString,
+                    response_serializer=rlharvest_dot_v1_dot_weights__pb2.BeginReply.SerializeToString,
+            ),
             'Publish': grpc.unary_unary_rpc_method_handler(
                     servicer.Publish,
                     request_deserializer=rlharvest_dot_v1_dot_weights__pb2.PublishRequest.FromString,
@@ -121,6 +140,33 @@ def add_WeightsServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Weights:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Begin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlharvest.v1.Weights/Begin',
+            rlharvest_dot_v1_dot_weights__pb2.BeginRequest.SerializeToString,
+            rlharvest_dot_v1_dot_weights__pb2.BeginReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Publish(request,

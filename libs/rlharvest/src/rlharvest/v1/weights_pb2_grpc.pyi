@@ -31,9 +31,14 @@ class WeightsStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WeightsAsyncStub: ...
+    Begin: _grpc.UnaryUnaryMultiCallable[_weights_pb2.BeginRequest, _weights_pb2.BeginReply]
+    """Ask before a publication which of its blobs the service lacks; those that it has are kept for a while. Publishes
+    nothing. RESOURCE_EXHAUSTED (rlharvest-error: disk_full) if there is no room for them, INVALID_ARGUMENT names what
+    could never be published.
+    """
     Publish: _grpc.UnaryUnaryMultiCallable[_weights_pb2.PublishRequest, _weights_pb2.PublishReply]
     """Make a version out of blobs that were uploaded. Atomic; idempotent by (job, key). INVALID_ARGUMENT names a blob that
-    is missing or has another size. The number is the last one plus one and is never used again.
+    is missing or has another size. The number is above the last one and is never used again.
     """
     List: _grpc.UnaryUnaryMultiCallable[_weights_pb2.ListVersionsRequest, _weights_pb2.ListVersionsReply]
     """Versions that can be pulled, oldest first."""
@@ -45,9 +50,14 @@ class WeightsStub:
 @_typing.type_check_only
 class WeightsAsyncStub(WeightsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Begin: _aio.UnaryUnaryMultiCallable[_weights_pb2.BeginRequest, _weights_pb2.BeginReply]  # type: ignore[assignment]
+    """Ask before a publication which of its blobs the service lacks; those that it has are kept for a while. Publishes
+    nothing. RESOURCE_EXHAUSTED (rlharvest-error: disk_full) if there is no room for them, INVALID_ARGUMENT names what
+    could never be published.
+    """
     Publish: _aio.UnaryUnaryMultiCallable[_weights_pb2.PublishRequest, _weights_pb2.PublishReply]  # type: ignore[assignment]
     """Make a version out of blobs that were uploaded. Atomic; idempotent by (job, key). INVALID_ARGUMENT names a blob that
-    is missing or has another size. The number is the last one plus one and is never used again.
+    is missing or has another size. The number is above the last one and is never used again.
     """
     List: _aio.UnaryUnaryMultiCallable[_weights_pb2.ListVersionsRequest, _weights_pb2.ListVersionsReply]  # type: ignore[assignment]
     """Versions that can be pulled, oldest first."""
@@ -58,13 +68,24 @@ class WeightsAsyncStub(WeightsStub):
 
 class WeightsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
+    def Begin(
+        self,
+        request: _weights_pb2.BeginRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.BeginReply, _abc.Awaitable[_weights_pb2.BeginReply]]:
+        """Ask before a publication which of its blobs the service lacks; those that it has are kept for a while. Publishes
+        nothing. RESOURCE_EXHAUSTED (rlharvest-error: disk_full) if there is no room for them, INVALID_ARGUMENT names what
+        could never be published.
+        """
+
+    @_abc_1.abstractmethod
     def Publish(
         self,
         request: _weights_pb2.PublishRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.PublishReply, _abc.Awaitable[_weights_pb2.PublishReply]]:
         """Make a version out of blobs that were uploaded. Atomic; idempotent by (job, key). INVALID_ARGUMENT names a blob that
-        is missing or has another size. The number is the last one plus one and is never used again.
+        is missing or has another size. The number is above the last one and is never used again.
         """
 
     @_abc_1.abstractmethod

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import ssl
 
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlharvest.credentials import Caller
 from rlharvest.errors import CorruptData, NotFound, Unavailable
 from rlharvest.weights.manifest import Manifest
 
@@ -32,21 +31,25 @@ class VersionList(BaseModel):
     data: tuple[VersionEntry, ...]
 
 
-async def list_versions(base_url: str, job: str, *, total_s: float = 30.0) -> tuple[VersionEntry, ...]:
+async def list_versions(
+    base_url: str, job: str, *, total_s: float = 30.0, caller: Caller | None = None
+) -> tuple[VersionEntry, ...]:
     """Return the versions of a job that can be pulled, oldest first; none if the service does not know the job.
 
     Raises:
         Unavailable: no answer within `total_s`.
         CorruptData: an answer that is no list of versions.
     """
-    body = await _get(f"{base_url.rstrip('/')}/v1/jobs/{job}/versions", total_s)
+    body = await _get(f"{base_url.rstrip('/')}/v1/jobs/{job}/versions", total_s, caller)
     try:
         return VersionList.model_validate_json(body).data
     except ValidationError as error:
         raise CorruptData(f"{base_url} answers with something that is no list of versions: {error}") from error
 
 
-async def fetch_manifest(base_url: str, job: str, version: int, *, total_s: float = 30.0) -> Manifest:
+async def fetch_manifest(
+    base_url: str, job: str, version: int, *, total_s: float = 30.0, caller: Caller | None = None
+) -> Manifest:
     """Return the manifest of a version.
 
     Raises:
@@ -54,7 +57,7 @@ async def fetch_manifest(base_url: str, job: str, version: int, *, total_s: floa
         Unavailable: no answer within `total_s`.
         CorruptData: an answer that is no manifest, or another version's.
     """
-    body = await _get(f"{base_url.rstrip('/')}/v1/jobs/{job}/versions/{version}", total_s)
+    body = await _get(f"{base_url.rstrip('/')}/v1/jobs/{job}/versions/{version}", total_s, caller)
     try:
         manifest = Manifest.model_validate_json(body)
     except ValidationError as error:
@@ -66,21 +69,20 @@ async def fetch_manifest(base_url: str, job: str, version: int, *, total_s: floa
     return manifest
 
 
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    # Reading the certificates takes 50 ms of the event loop, and every new version asks for a manifest.
-    return httpx.create_ssl_context(trust_env=False)
+_NOBODY = Caller()
+"""Kept, since reading the system's certificates takes 50 ms of the event loop."""
 
 
-async def _get(url: str, total_s: float) -> bytes:
+async def _get(url: str, total_s: float, caller: Caller | None) -> bytes:
+    caller = caller or _NOBODY
     loop = asyncio.get_running_loop()
     end = loop.time() + total_s
     wait = 0.05
-    async with httpx.AsyncClient(trust_env=False, verify=_tls(), timeout=min(10.0, total_s)) as client:
+    async with httpx.AsyncClient(trust_env=False, verify=caller.tls.client, timeout=min(10.0, total_s)) as client:
         while True:
             problem: object
             try:
-                reply = await client.get(url)
+                reply = await client.get(url, headers=caller.headers)
                 if reply.status_code == 200:
                     return reply.content
                 problem = f"status {reply.status_code}"

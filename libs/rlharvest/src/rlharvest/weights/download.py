@@ -124,7 +124,8 @@ class Download:
     def _ask(self, headers: dict[str, str], start: int, end: int) -> tuple[http.client.HTTPResponse, Verdict]:
         connection = self._transfer.connection()
         path = f"{self._transfer.prefix}/v1/blobs/{self._entry.blake3}"
-        connection.request("GET", path, headers={"Accept-Encoding": "identity", **headers})
+        headers = {"Accept-Encoding": "identity", **headers}
+        connection.request("GET", path, headers={**headers, **self._transfer.caller.headers})
         reply = connection.getresponse()
         verdict, why = judge(
             reply.status,

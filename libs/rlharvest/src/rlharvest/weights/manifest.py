@@ -21,6 +21,12 @@ from rlharvest.errors import CorruptData
 PART_BYTES = 16 << 20
 """Size of the parts that are fetched and verified one by one; the last of a file is shorter."""
 
+MANIFEST_BYTES = 16 << 20
+"""Most of a manifest as JSON; 64 GiB of shards have one of 0.2 MB."""
+
+MOST_FILES = 4096
+"""Of a version."""
+
 Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,199}")
@@ -33,7 +39,7 @@ class FileEntry(BaseModel):
 
     name: str
     """Name in the directory, e.g. `model.safetensors`."""
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, le=1 << 50)
     blake3: Hex64
     """Of the whole file; also its address in the blob store."""
     part_bytes: int = Field(default=PART_BYTES, ge=1, le=1 << 30)
@@ -64,14 +70,14 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     job: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,100}$")
-    version: int = Field(default=0, ge=0)
+    version: int = Field(default=0, ge=0, lt=1 << 32)
     """Number of the publication, given by the weight service, never reused."""
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, lt=1 << 32)
     """Optimizer steps done."""
-    parent: int | None = None
+    parent: int | None = Field(default=None, lt=1 << 32)
     """Version it was trained from."""
-    tokenizer_digest: str = ""
-    files: tuple[FileEntry, ...] = Field(min_length=1)
+    tokenizer_digest: str = Field(default="", max_length=200)
+    files: tuple[FileEntry, ...] = Field(min_length=1, max_length=MOST_FILES)
     created_at: float = 0.0
     """Seconds since 1970, given by the weight service."""
 

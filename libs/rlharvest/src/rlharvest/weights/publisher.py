@@ -1,4 +1,4 @@
-"""Publish a directory as a version: upload what the weight service lacks, then one call that makes the version.
+"""Publish a directory as a version: one call that says what the weight service lacks, uploads, one that makes it.
 
 Invariants: a file is read twice (hash, upload) and the service hashes what it receives, so a file that changes
 meanwhile is refused, never published; nothing is visible before the last call; the whole is idempotent by (job, key),
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -21,13 +22,18 @@ import structlog
 from pydantic import ValidationError
 
 from rlharvest import rpc
+from rlharvest.credentials import Caller
 from rlharvest.errors import Conflict, CorruptData, DataError, DiskFull, InvalidField
 from rlharvest.v1 import weights_pb2, weights_pb2_grpc
 from rlharvest.weights import safetensors_check
-from rlharvest.weights.manifest import PART_BYTES, FileEntry, Manifest, describe
+from rlharvest.weights.manifest import MANIFEST_BYTES, PART_BYTES, FileEntry, Manifest, describe
 from rlharvest.weights.transfer import BLOCK_BYTES, TRANSIENT, Progress, Transfer, in_thread
 
 log = structlog.get_logger(__name__)
+
+ERROR_KEY = "rlharvest-error"
+DISK_FULL = "disk_full"
+"""Trailing metadata of a gRPC error that is DiskFull."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Publisher:
         threads: files uploaded at once.
         timeout_s: a connection that stands still for this long has failed.
         total_s: time limit of one `publish`.
+        caller: how this process shows itself to the service.
     """
 
     def __init__(
@@ -61,9 +68,11 @@ class Publisher:
         timeout_s: float = 30.0,
         total_s: float = 1800.0,
         part_bytes: int = PART_BYTES,
+        caller: Caller | None = None,
     ) -> None:
         self._http_url = http_url
-        self._rpc = rpc.Client(grpc_address)
+        self._caller = caller or Caller()
+        self._rpc = rpc.Client(grpc_address, self._caller)
         self._threads = threads
         self._timeout_s = timeout_s
         self._total_s = total_s
@@ -78,6 +87,7 @@ class Publisher:
         parent: int | None,
         key: str,
         tokenizer_digest: str = "",
+        least: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> Published:
         """Make a version of the files in `directory` (not of its subdirectories, nor of hidden files).
@@ -86,6 +96,7 @@ class Publisher:
             step: optimizer steps done.
             parent: version it was trained from.
             key: names this publication within the job, e.g. `<fence>:<step>`; the same key never makes two versions.
+            least: the version's number is at least this.
             progress: called on the event loop with (bytes the service has, bytes in all).
 
         Raises:
@@ -93,10 +104,10 @@ class Publisher:
             CorruptData: a safetensors file is not whole, or a file changes while it is published.
             Unavailable: the service did not answer within the time limit.
             DiskFull: the service has no space; what was published before is intact.
-            Conflict: the key was used for other content, or the job was deleted.
+            Conflict: the key was used for other content, the job was deleted, or it has as many versions as it may.
         """
         paths = await asyncio.to_thread(publishable, directory)
-        transfer = Transfer(self._http_url, timeout_s=self._timeout_s, total_s=self._total_s)
+        transfer = Transfer(self._http_url, timeout_s=self._timeout_s, total_s=self._total_s, caller=self._caller)
         entries = await in_thread(lambda: self._describe(paths, transfer), transfer)
         try:
             manifest = Manifest(
@@ -104,15 +115,21 @@ class Publisher:
             )
         except ValidationError as error:
             raise DataError(f"{directory} cannot be published: {error}") from error
+        text = manifest.model_dump_json()
+        if len(text) > MANIFEST_BYTES:
+            problem = f"its manifest has {len(text)} bytes; the limit is {MANIFEST_BYTES}"
+            raise InvalidField("directory", str(directory), problem, "Write fewer, larger shards")
         files = {entry.blake3: path for entry, path in zip(entries, paths, strict=True)}
         uploaded = 0
         # A blob that was there may be collected before the version names it; then it is uploaded again.
         for last in (False, True):
+            missing = await self._begin(text, directory)
             counter = Progress(sum(entry.size for entry in manifest.blobs), progress)
-            upload = _Upload(files, transfer, counter, self._threads)
+            counter.add(sum(entry.size for entry in manifest.blobs if entry.blake3 not in missing))
+            upload = _Upload({digest: files[digest] for digest in missing}, transfer, counter, self._threads)
             uploaded += await in_thread(upload.run, transfer)
             try:
-                reply = await self._publish(manifest, key)
+                reply = await self._publish(manifest, text, key, least)
                 break
             except _Refused as error:
                 if last:
@@ -143,8 +160,25 @@ class Publisher:
                 ) from error
         return entries
 
-    async def _publish(self, manifest: Manifest, key: str) -> weights_pb2.PublishReply:
-        request = weights_pb2.PublishRequest(job=manifest.job, key=key, manifest_json=manifest.model_dump_json())
+    async def _begin(self, manifest_json: str, directory: Path) -> list[str]:
+        request = weights_pb2.BeginRequest(manifest_json=manifest_json)
+        try:
+            reply: weights_pb2.BeginReply = await self._rpc.call(
+                weights_pb2_grpc.WeightsStub,
+                lambda stub: stub.Begin,
+                request,
+                timeout_s=self._timeout_s,
+                total_s=self._total_s,
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                refusal = f"the weight service refuses to publish {directory}: {error.details()}"
+                raise DataError(refusal) from error
+            _translate(error)
+        return list(reply.missing)
+
+    async def _publish(self, manifest: Manifest, text: str, key: str, least: int) -> weights_pb2.PublishReply:
+        request = weights_pb2.PublishRequest(job=manifest.job, key=key, manifest_json=text, least_version=least)
         try:
             reply: weights_pb2.PublishReply = await self._rpc.call(
                 weights_pb2_grpc.WeightsStub,
@@ -154,20 +188,27 @@ class Publisher:
                 total_s=self._total_s,
             )
         except grpc.aio.AioRpcError as error:
-            details = error.details() or ""
-            match error.code():
-                case grpc.StatusCode.INVALID_ARGUMENT:
-                    raise _Refused(details) from error
-                case grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise DiskFull(details) from error
-                case grpc.StatusCode.ALREADY_EXISTS | grpc.StatusCode.FAILED_PRECONDITION:
-                    raise Conflict(details) from error
-            raise
+            _translate(error)
         return reply
 
 
 class _Refused(DataError):
     """The manifest was refused."""
+
+
+def _translate(error: grpc.aio.AioRpcError) -> NoReturn:
+    """Raise the error of ours that a status of the weight service stands for; others as they are."""
+    details = error.details() or ""
+    match error.code():
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            raise _Refused(details) from error
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if (ERROR_KEY, DISK_FULL) in [tuple(pair) for pair in error.trailing_metadata() or ()]:
+                raise DiskFull(details) from error
+            raise Conflict(details) from error
+        case grpc.StatusCode.ALREADY_EXISTS | grpc.StatusCode.FAILED_PRECONDITION:
+            raise Conflict(details) from error
+    raise error
 
 
 def publishable(directory: Path) -> list[Path]:
@@ -209,9 +250,6 @@ class _Upload:
         while True:
             size = path.stat().st_size
             try:
-                if self._has(digest):
-                    self._progress.add(size)
-                    return 0
                 self._put(digest, path, size)
                 return size
             except TRANSIENT as error:
@@ -220,21 +258,14 @@ class _Upload:
             self._transfer.pause(tries, f"{path.name}: {problem!r}")
             tries += 1
 
-    def _has(self, digest: str) -> bool:
-        connection = self._transfer.connection()
-        connection.request("HEAD", f"{self._transfer.prefix}/v1/blobs/{digest}")
-        reply = connection.getresponse()
-        reply.read()
-        if reply.status not in (200, 404):
-            raise ConnectionError(f"status {reply.status}")
-        return reply.status == 200
-
     def _put(self, digest: str, path: Path, size: int) -> None:
         connection = self._transfer.connection()
         with path.open("rb") as file:
             connection.putrequest("PUT", f"{self._transfer.prefix}/v1/blobs/{digest}", skip_accept_encoding=True)
             connection.putheader("Content-Length", str(size))
             connection.putheader("Content-Type", "application/octet-stream")
+            for name, value in self._transfer.caller.headers.items():
+                connection.putheader(name, value)
             connection.endheaders()
             sent = 0
             try:

@@ -18,12 +18,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
 
+from rlharvest.credentials import Caller
 from rlharvest.errors import CorruptData
 from rlharvest.weights import safetensors_check
 from rlharvest.weights.download import Download
@@ -47,6 +48,7 @@ class PullOptions:
         total_s: time limit of the whole pull.
         strikes: wrong replies in a row that are tolerated.
         keep: complete versions that stay in the directory, the newest ones and the one pulled.
+        caller: how this process shows itself to the service.
     """
 
     threads: int = 6
@@ -54,6 +56,7 @@ class PullOptions:
     total_s: float = 1800.0
     strikes: int = 4
     keep: int = 2
+    caller: Caller = field(default_factory=Caller)
 
 
 async def pull(
@@ -78,7 +81,7 @@ async def pull(
         DiskFull: there is no space for a file.
     """
     options = options or PullOptions()
-    transfer = Transfer(base_url, timeout_s=options.timeout_s, total_s=options.total_s)
+    transfer = Transfer(base_url, timeout_s=options.timeout_s, total_s=options.total_s, caller=options.caller)
     counter = Progress(sum(entry.size for entry in manifest.blobs), progress)
     return await in_thread(_Pull(manifest, root, options, transfer, counter).run, transfer)
 

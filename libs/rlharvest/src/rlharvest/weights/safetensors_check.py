@@ -95,4 +95,6 @@ def _looks_like(head: bytes) -> str:
         return "It looks like a web page, e.g. an error page that was saved under this name."
     if text.startswith(b"version https://git-lfs"):
         return "It looks like a Git LFS pointer; fetch the real file (git lfs pull)."
+    if head.startswith((b"PK\x03\x04", b"\x80")):
+        return "It looks like a pickle (torch.save), which is never loaded: save the model again as safetensors."
     return "It is no safetensors file, or its start is damaged." if head else "It is empty."

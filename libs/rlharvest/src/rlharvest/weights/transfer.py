@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from rlharvest.credentials import Caller
 from rlharvest.errors import InvalidField, RlharvestError, Unavailable
 
 Result = TypeVar("Result")
@@ -37,9 +38,10 @@ class Transfer:
         base_url: http(s)://host:port, optionally with a path before /v1.
         timeout_s: a socket that stands still for this long has failed.
         total_s: time limit of everything that goes through this object.
+        caller: how this process shows itself, and whom it believes.
     """
 
-    def __init__(self, base_url: str, *, timeout_s: float, total_s: float) -> None:
+    def __init__(self, base_url: str, *, timeout_s: float, total_s: float, caller: Caller | None = None) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidField("weights_url", base_url, "not an HTTP address", "Give one such as http://127.0.0.1:7083")
@@ -47,7 +49,8 @@ class Transfer:
         self.prefix = parts.path.rstrip("/")
         self.timeout_s = timeout_s
         self.total_s = total_s
-        self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self.caller = caller or Caller()
+        self._encrypted = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port
         self._end = time.monotonic() + total_s
         self._cancelled = threading.Event()
@@ -60,8 +63,14 @@ class Transfer:
         thread = threading.get_ident()
         with self._lock:
             if thread not in self._open:
-                self._open[thread] = self._connect(self._host, self._port, timeout=self.timeout_s)
+                self._open[thread] = self._connect()
             return self._open[thread]
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._encrypted:
+            context = self.caller.tls.client
+            return http.client.HTTPSConnection(self._host, self._port, timeout=self.timeout_s, context=context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=self.timeout_s)
 
     def drop(self) -> None:
         """Close this thread's connection; what is left of its reply is of no use."""

@@ -11,14 +11,17 @@ import httpx
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from rlharvest.credentials import Tokens
 from rlharvest.health import Health
 from rlharvest.jobs.model import JobSpec
 from sqlalchemy import text
 
 from rlharvest_coordinator.api import errors, guard
+from rlharvest_coordinator.api.audit import Audit
 from rlharvest_coordinator.api.context import Context
 from rlharvest_coordinator.api.jobs import Jobs
-from rlharvest_coordinator.api.routes import events, fine_tuning, fleet, jobs, samples, service
+from rlharvest_coordinator.api.routes import audit, events, fine_tuning, fleet, jobs, samples, service
+from rlharvest_coordinator.api.streams import Streams
 from rlharvest_coordinator.api.strict import StrictJSON
 from rlharvest_coordinator.live import LiveView
 from rlharvest_coordinator.settings import CoordinatorSettings
@@ -56,14 +59,14 @@ def create_app(
         InvalidField: others could reach the API, and no token is set.
     """
     guard.check_exposure(settings)
-    token = settings.api_token.get_secret_value() if settings.api_token is not None else None
     context = Context(
         settings=settings,
         sessions=sessions,
         live=live,
         health=health,
-        jobs=Jobs(sessions, live),
-        http=http or httpx.AsyncClient(timeout=5.0),
+        jobs=Jobs(sessions, live, most=settings.most_jobs, checkpoints=settings.checkpoints),
+        streams=Streams(settings.most_streams),
+        http=http or httpx.AsyncClient(timeout=5.0, verify=settings.tls.client),
         stopping=stopping or asyncio.Event(),
     )
     _add_checks(context)
@@ -74,7 +77,7 @@ def create_app(
         context.stopping.set()
         await context.http.aclose()
 
-    app = _routes(token, lifespan=lifespan, root_path=root_path)
+    app = _routes(settings.api_token, lifespan=lifespan, root_path=root_path)
     app.state.context = context
     return app
 
@@ -84,7 +87,7 @@ def describe() -> dict[str, Any]:
     return _routes(None).openapi()
 
 
-def _routes(token: str | None, **arguments: Any) -> FastAPI:
+def _routes(tokens: Tokens | None, **arguments: Any) -> FastAPI:
     app = FastAPI(
         title="rlharvest",
         version="1",
@@ -97,12 +100,13 @@ def _routes(token: str | None, **arguments: Any) -> FastAPI:
         **arguments,
     )
     errors.install(app)
-    app.add_middleware(guard.Guard, token=token)
+    app.add_middleware(guard.Guard, tokens=tokens)
+    app.add_middleware(Audit, tokens=tokens)  # the last one is the outermost
     bearer = Depends(HTTPBearer(auto_error=False, description="The server's API token, if it has one."))
-    for module in (jobs, events, samples, fleet, fine_tuning):
+    for module in (jobs, events, samples, fleet, audit, fine_tuning):
         app.include_router(module.router, dependencies=[bearer])
     app.include_router(service.router)
-    pages.install(app, token=token)
+    pages.install(app, tokens=tokens)
     _describe_the_spec(app)
     return app
 

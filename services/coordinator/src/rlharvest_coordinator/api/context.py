@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from rlharvest_coordinator.api.errors import ErrorBody
 from rlharvest_coordinator.api.jobs import Jobs
+from rlharvest_coordinator.api.streams import Streams
 from rlharvest_coordinator.live import LiveView
 from rlharvest_coordinator.settings import CoordinatorSettings
 from rlharvest_coordinator.sql import Sessions
@@ -29,6 +30,8 @@ class Context:
     jobs: Jobs
     http: httpx.AsyncClient
     """Reaches the weight service."""
+    streams: Streams
+    """The event streams that are open."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process stops: streams end."""
 
@@ -40,7 +43,10 @@ def _context(request: Request) -> Context:
 
 Parts = Annotated[Context, Depends(_context)]
 JobId = Annotated[str, Path(description="Identifier of a job, rljob_….")]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Most rows to return.")]
+MOST_ROWS = 1000
+"""Of a page."""
+
+Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most rows to return.")]
 After = Annotated[str | None, Query(description="Cursor: identifier of the last one already seen.")]
 IdempotencyKey = Annotated[
     str | None, Header(description="The same key and body give the same job again, the same key and another body 409.")

@@ -18,14 +18,17 @@ from rlharvest.errors import (
     Fenced,
     InfrastructureError,
     InvalidField,
+    LimitReached,
     NotFound,
     NotLeader,
     RlharvestError,
 )
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from rlharvest_coordinator.api.strict import StrictJSON
+from rlharvest_coordinator.obstacles import REASONS, database_full, of_database
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +75,8 @@ def response(error: RlharvestError) -> StrictJSON:
             return envelope(409, "conflict", message)
         case NotLeader() | Fenced():
             return envelope(503, "not_leader", message, headers={"Retry-After": "1"})
+        case LimitReached():
+            return envelope(429, "limit_reached", message, headers={"Retry-After": "10"})
         case InfrastructureError():
             return envelope(503, "unavailable", message, headers={"Retry-After": "2"})
         case _:
@@ -96,6 +101,15 @@ def install(app: FastAPI) -> None:
         detail = error.detail if error.detail != phrase else f"{phrase}: {_request.method} {_request.url.path}"
         return envelope(error.status_code, code, detail, headers=dict(error.headers or {}))
 
+    async def database(request: Request, error: Exception) -> StrictJSON:
+        assert isinstance(error, DBAPIError)
+        if not isinstance(error, OperationalError | InterfaceError) and not database_full(error):
+            return await unforeseen(request, error)
+        log.warning("request.without_database", method=request.method, path=request.url.path, error=repr(error.orig))
+        obstacle = of_database(error)
+        code = "database_full" if obstacle.reason == "DatabaseFull" else "unavailable"
+        return envelope(503, code, f"{REASONS[obstacle.reason]}. Nothing was changed.", headers={"Retry-After": "5"})
+
     async def unforeseen(request: Request, error: Exception) -> StrictJSON:
         log.error("request.failed", method=request.method, path=request.url.path, exc_info=error)
         return envelope(500, "internal", "The server failed; its log says more.")
@@ -103,6 +117,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RlharvestError, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(DBAPIError, database)
     app.add_exception_handler(Exception, unforeseen)
 
 

@@ -1,7 +1,7 @@
 """What a request must pass before it reaches a route: origin, token, size.
 
-Invariants: with a token, only /livez, /readyz, the log-in page and static files go without; it is compared in constant
-time. Without a token only this machine is served, by a name of this machine, so that no web page can reach the API
+Invariants: with tokens, only /livez, /readyz, the log-in page and static files go without; they are compared in
+constant time. Without a token only this machine is served, by a name of this machine, so that no web page can reach the API
 through a name of its own (DNS rebinding). No page of another origin can change anything.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlharvest.errors import InvalidField
+from rlharvest import credentials
+from rlharvest.credentials import Tokens, bearer, is_loopback
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,28 +26,13 @@ from rlharvest_coordinator.settings import CoordinatorSettings
 COOKIE = "rlharvest_session"
 MAX_BODY_BYTES = 1 << 20
 _FREE = ("/livez", "/readyz", "/login")
-_SAFE = ("GET", "HEAD", "OPTIONS")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is of this machine alone."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+SAFE = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing."""
 
 
 def check_exposure(settings: CoordinatorSettings) -> None:
-    """Refuse to be reachable from elsewhere without a token. Raises InvalidField."""
-    if settings.api_token is None and not is_loopback(settings.api_host):
-        raise InvalidField(
-            "api_host",
-            settings.api_host,
-            "others can reach this address, and no token is set",
-            "Set RLHARVEST_API_TOKEN (or RLHARVEST_API_TOKEN_FILE), or listen on 127.0.0.1.",
-        )
+    """Refuse to be reachable from elsewhere without a token, or with a weak one. Raises InvalidField."""
+    credentials.check_exposure("api_host", settings.api_host, "api_token", settings.api_token)
 
 
 def session_value(token: str) -> str:
@@ -55,12 +40,17 @@ def session_value(token: str) -> str:
     return hmac.new(token.encode(), b"rlharvest browser session", hashlib.sha256).hexdigest()
 
 
+def is_session(cookie: str, tokens: Tokens) -> bool:
+    """Whether a cookie was given for a token that is still good."""
+    return Tokens([session_value(token) for token in tokens.values]).takes(cookie)
+
+
 class Guard:
     """ASGI middleware; answers what must not pass itself."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, *, tokens: Tokens | None, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self.app = app
-        self.token = token
+        self.tokens = tokens
         self.max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +59,9 @@ class Guard:
             return
         headers = Headers(scope=scope)
         path = _path(scope)
-        refusal = self._foreign(scope["method"], headers) or self._unknown(scope, path, headers)
+        refusal = (
+            self._foreign(scope["method"], headers) or self._unknown(scope, path, headers) or _unstorable(scope, path)
+        )
         length = headers.get("content-length", "0")
         if refusal is None and length.isdecimal() and int(length) > self.max_body_bytes:
             refusal = self._too_large()
@@ -80,25 +72,23 @@ class Guard:
 
     def _foreign(self, method: str, headers: Headers) -> ASGIApp | None:
         host = headers.get("host", "")
-        if self.token is None and not is_loopback(_hostname(host)):
+        if self.tokens is None and not is_loopback(_hostname(host)):
             return envelope(
                 403, "forbidden", f"Host {host!r} is no name of this machine. Use 127.0.0.1, or set an API token.",
             )  # fmt: skip
         origin = headers.get("origin")
-        if method not in _SAFE and origin is not None and urlsplit(origin).netloc != host:
+        if method not in SAFE and origin is not None and _netloc(origin) != host:
             return envelope(403, "forbidden", f"a page of {origin!r} may not change anything here")
         return None
 
     def _unknown(self, scope: Scope, path: str, headers: Headers) -> ASGIApp | None:
-        if self.token is None or path in _FREE or path.startswith("/static/"):
+        if self.tokens is None or path in _FREE or path.startswith("/static/"):
             return None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self.token.encode()):
+        # Headers are read as Latin-1, whatever was sent.
+        given = bearer(headers.get("authorization", "")).encode("latin-1").decode("utf-8", "replace")
+        if self.tokens.takes(given) or is_session(session_of(headers), self.tokens):
             return None
-        cookie = _cookie(headers.get("cookie", ""))
-        if hmac.compare_digest(cookie.encode(), session_value(self.token).encode()):
-            return None
-        if scope["method"] in _SAFE and "text/html" in headers.get("accept", ""):
+        if scope["method"] in SAFE and "text/html" in headers.get("accept", ""):
             return RedirectResponse(f"{scope.get('root_path', '')}/login", 303)
         message = "A token is needed: send it as `Authorization: Bearer <token>`, or log in at /login."
         return envelope(401, "unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
@@ -142,13 +132,32 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
+def _unstorable(scope: Scope, path: str) -> ASGIApp | None:
+    """PostgreSQL has no NUL in any text, so nothing that is asked for with one can be there."""
+    if path.startswith("/v1/") and ("\0" in path or b"%00" in scope.get("query_string", b"")):
+        message = f"url = {path[:100]!r}: holds a NUL character. Leave it out."
+        return envelope(400, "invalid_value", message, param="url")
+    return None
+
+
 def _hostname(host: str) -> str:
-    return urlsplit(f"//{host}").hostname or ""
-
-
-def _cookie(header: str) -> str:
     try:
-        morsel = SimpleCookie(header).get(COOKIE)
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # a bracket that is not closed
+        return ""
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def session_of(headers: Headers) -> str:
+    """Return the cookie of a browser that has logged in, empty if there is none."""
+    try:
+        morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:
         return ""
     return morsel.value if morsel is not None else ""

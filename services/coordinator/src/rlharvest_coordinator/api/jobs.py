@@ -6,6 +6,9 @@ runs jobs looks at the row. A job is created in `validating`; validating it is t
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -15,22 +18,35 @@ from rlharvest.ids import new_id
 from rlharvest.jobs.model import parse
 from rlharvest.jobs.state import Move, Status
 
-from rlharvest_coordinator.api.resources import JobResource, ListOf, job_resource, listed
+from rlharvest_coordinator.api import audit
+from rlharvest_coordinator.api.resources import DeletedJob, JobResource, ListOf, job_resource, listed
 from rlharvest_coordinator.live import LiveJob, LiveView
 from rlharvest_coordinator.sql import Sessions
-from rlharvest_coordinator.store import checkpoints, events, jobs
+from rlharvest_coordinator.store import checkpoints as stored
+from rlharvest_coordinator.store import events, jobs
 from rlharvest_coordinator.store.events import NewEvent
 from rlharvest_coordinator.tables import Job
 
 log = structlog.get_logger(__name__)
 
-_KEY_LENGTH = 255
+KEY_LENGTH = 255
 
 
 class Jobs:
     """Create, read, and the verbs."""
 
-    def __init__(self, sessions: Sessions, live: LiveView, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        live: LiveView,
+        clock: Clock | None = None,
+        *,
+        most: int = jobs.MOST_UNFINISHED,
+        checkpoints: Path,
+    ) -> None:
+        """`most` jobs may be unfinished at a time; `checkpoints` is the directory of all jobs' checkpoints."""
+        self.most = most
+        self.checkpoints = checkpoints
         self.sessions = sessions
         self.live = live
         self.clock = clock or SystemClock()
@@ -41,13 +57,15 @@ class Jobs:
         Raises:
             InvalidField: the spec is wrong.
             Conflict: the key belongs to a job with another spec.
+            LimitReached: too many jobs are unfinished.
             NotLeader: another coordinator leads.
         """
         spec = parse(values)
-        if key is not None and not (0 < len(key) <= _KEY_LENGTH and key.isprintable()):
-            raise InvalidField("Idempotency-Key", key, "not a key", f"Use 1 to {_KEY_LENGTH} printable characters.")
+        if key is not None and not (0 < len(key) <= KEY_LENGTH and key.isprintable()):
+            raise InvalidField("Idempotency-Key", key, "not a key", f"Use 1 to {KEY_LENGTH} printable characters.")
         epoch = self._epoch()
-        row, new = await jobs.create(self.sessions, spec, key=key, now=self.clock.time(), epoch=epoch)
+        row, new = await jobs.create(self.sessions, spec, key=key, now=self.clock.time(), most=self.most, epoch=epoch)
+        audit.about(row.id)
         if new:
             log.info("job.created", job=row.id, name=spec.name)
             await self._tell(row, "job.created", "The job was created.")
@@ -62,7 +80,7 @@ class Jobs:
     async def listing(self, *, limit: int, after: str | None, status: Status | None = None) -> ListOf[JobResource]:
         """Return jobs, newest first. Raises NotFound: there is no job `after`."""
         found = await jobs.listing(self.sessions, limit=limit, after=after, status=status)
-        latest = await checkpoints.latest_of(self.sessions, [row.id for row in found.rows])
+        latest = await stored.latest_of(self.sessions, [row.id for row in found.rows])
         shown = [
             job_resource(
                 row,
@@ -86,11 +104,24 @@ class Jobs:
         """Go on with a paused job. Raises Conflict, NotFound, NotLeader."""
         return await self._move(job, Move.RESUME)
 
-    async def delete(self, job: str) -> None:
-        """Delete an ended job with its records; files of checkpoints stay. Raises Conflict, NotFound, NotLeader."""
+    async def delete(self, job: str, *, checkpoints: bool = False) -> DeletedJob:
+        """Delete an ended job with its records and its versions, and with `checkpoints` the files of its checkpoints.
+
+        Raises:
+            Conflict: it has not ended.
+            NotFound, NotLeader: as ever.
+        """
+        saved = await stored.latest(self.sessions, job) is not None
         await jobs.remove(self.sessions, job, epoch=self._epoch())
-        log.info("job.deleted", job=job)
+        log.info("job.deleted", job=job, checkpoints=checkpoints)
         self.live.wake(job)
+        directory = self.checkpoints / job
+        here = directory.exists()
+        if checkpoints and here:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        # What was saved and is not on this machine is on the trainer's, under the same path.
+        left = directory.exists() or (saved and not here)
+        return DeletedJob(id=job, checkpoints=str(directory) if left else None)
 
     async def drain(self, worker: str, reason: str) -> None:
         """Tell a worker to leave. Raises NotFound, NotLeader."""
@@ -127,6 +158,6 @@ class Jobs:
         return job_resource(
             row,
             live or self.live.job(row.id),
-            checkpoint=await checkpoints.latest(self.sessions, row.id),
+            checkpoint=await stored.latest(self.sessions, row.id),
             position=await jobs.place(self.sessions, row),
         )

@@ -122,6 +122,8 @@ class DeletedJob(Resource):
     id: str
     object: Literal["rl.job.deleted"] = "rl.job.deleted"
     deleted: Literal[True] = True
+    checkpoints: str | None
+    """Directory of its checkpoints, which are still there: delete it when you need them no more. Null: there is none."""
 
 
 class EventResource(Resource):

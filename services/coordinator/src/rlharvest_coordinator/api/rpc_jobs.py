@@ -1,30 +1,22 @@
 """gRPC Jobs: the same object as REST.
 
-Errors: InvalidField and other DataErrors are INVALID_ARGUMENT with the field, the value and the fix; NotFound is
-NOT_FOUND; Conflict ABORTED; not leading FAILED_PRECONDITION with rpc.NOT_LEADER, so that clients go to the next address.
+Errors, as rlharvest.rpc_faults answers them: InvalidField and other DataErrors are INVALID_ARGUMENT with the field, the
+value and the fix; NotFound is NOT_FOUND; Conflict ABORTED; not leading FAILED_PRECONDITION with rpc.NOT_LEADER, so that
+clients go to the next address.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
-import grpc
 import grpc.aio
-from rlharvest import rpc
-from rlharvest.errors import (
-    Conflict,
-    DataError,
-    Fenced,
-    InfrastructureError,
-    InvalidField,
-    NotFound,
-    NotLeader,
-    RlharvestError,
-)
+from rlharvest.credentials import Tokens
+from rlharvest.errors import InvalidField
 from rlharvest.v1 import jobs_pb2, jobs_pb2_grpc
 
+from rlharvest_coordinator.api import audit
 from rlharvest_coordinator.api.jobs import Jobs
 from rlharvest_coordinator.api.resources import JobResource
 from rlharvest_coordinator.store.values import finite
@@ -38,65 +30,45 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
     """Serves rlharvest.v1.Jobs."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, tokens: Tokens | None = None) -> None:
+        """`tokens` are those of the API; records of the audit name the one that called."""
         self.jobs = jobs
+        self._tokens = tokens
 
     async def Create(self, request: jobs_pb2.CreateJobRequest, context: Context) -> jobs_pb2.Job:
-        async def create() -> JobResource:
-            try:
-                values = json.loads(request.spec_json)
-            except ValueError as error:
-                raise InvalidField(
-                    "spec_json", request.spec_json, f"not JSON: {error}", "Send a JSON object."
-                ) from error
-            return (await self.jobs.create(values, request.idempotency_key or None))[0]
-
-        return await _one(context, create)
+        async with self._recorded("create_job", context):
+            return _message((await self.jobs.create(_spec(request.spec_json), request.idempotency_key or None))[0])
 
     async def Get(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.Job:
-        return await _one(context, lambda: self.jobs.get(request.id))
+        return _message(await self.jobs.get(request.id))
 
     async def List(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsReply:
-        try:
-            limit = min(request.limit or 20, _MOST)
-            found = await self.jobs.listing(limit=limit, after=request.after or None)
-        except RlharvestError as error:
-            await _abort(context, error)
+        found = await self.jobs.listing(limit=min(request.limit or 20, _MOST), after=request.after or None)
         return jobs_pb2.ListJobsReply(jobs=[_message(job) for job in found.data], has_more=found.has_more)
 
     async def Cancel(self, request: jobs_pb2.JobVerb, context: Context) -> jobs_pb2.Job:
-        return await _one(context, lambda: self.jobs.cancel(request.id))
+        async with self._recorded("cancel_job", context, request.id):
+            return _message(await self.jobs.cancel(request.id))
 
     async def Pause(self, request: jobs_pb2.JobVerb, context: Context) -> jobs_pb2.Job:
-        return await _one(context, lambda: self.jobs.pause(request.id))
+        async with self._recorded("pause_job", context, request.id):
+            return _message(await self.jobs.pause(request.id))
 
     async def Resume(self, request: jobs_pb2.JobVerb, context: Context) -> jobs_pb2.Job:
-        return await _one(context, lambda: self.jobs.resume(request.id))
+        async with self._recorded("resume_job", context, request.id):
+            return _message(await self.jobs.resume(request.id))
+
+    def _recorded(self, action: str, context: Context, job: str | None = None) -> AbstractAsyncContextManager[None]:
+        return audit.grpc_call(self.jobs.sessions, self.jobs.clock, self._tokens, context, action=action, subject=job)
 
 
-async def _one(context: Context, call: Callable[[], Awaitable[JobResource]]) -> jobs_pb2.Job:
+def _spec(text: str) -> Any:
     try:
-        return _message(await call())
-    except RlharvestError as error:
-        await _abort(context, error)
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidField("spec_json", text, f"not JSON: {error}", "Send a JSON object.") from error
 
 
 def _message(job: JobResource) -> jobs_pb2.Job:
     text = json.dumps(finite(job.model_dump()), allow_nan=False)
     return jobs_pb2.Job(id=job.id, status=job.status, job_json=text)
-
-
-async def _abort(context: Context, error: RlharvestError) -> NoReturn:
-    match error:
-        case DataError():
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        case NotFound():
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        case Conflict():
-            await context.abort(grpc.StatusCode.ABORTED, str(error))
-        case NotLeader() | Fenced():
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, rpc.NOT_LEADER)
-        case InfrastructureError():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        case _:
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))

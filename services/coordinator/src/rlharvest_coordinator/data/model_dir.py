@@ -26,6 +26,8 @@ _SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
+_MOST = {"num_hidden_layers": 10_000}
+_MOST_ANY = 2**31 - 1
 _LAYER = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -63,9 +65,11 @@ def check(directory: Path, *, field: str = "model") -> ModelInfo:
     config = read_json(directory / "config.json", field)
     kind = _kind(directory, config, field)
     for size in _SIZES:
-        value = config.get(size)
-        if not isinstance(value, int) or value < 1:
-            raise _refuse(field, directory, f"config.json has {size} = {value!r}", "It must be a positive number.")
+        value, most = config.get(size), _MOST.get(size, _MOST_ANY)
+        if type(value) is not int or not 0 < value <= most:
+            raise _refuse(
+                field, directory, f"config.json has {size} = {value!r:.100}", f"It must be a number from 1 to {most}."
+            )
     shapes = _tensors(directory, field)
     _complete(directory, config, shapes, field)
     generation = read_json(directory / "generation_config.json", field)
@@ -100,7 +104,7 @@ def _kind(directory: Path, config: dict[str, Any], field: str) -> str:
         raise _refuse(
             field,
             directory,
-            "needs code of its own (auto_map in config.json), which is never run",
+            "needs code of its own (auto_map in config.json, for trust_remote_code), which is never run",
             f"Use a model of kind {', '.join(KINDS)}; if it is one, remove auto_map.",
         )
     if "quantization_config" in config:
@@ -113,6 +117,10 @@ def _kind(directory: Path, config: dict[str, Any], field: str) -> str:
             field, directory, f"config.json {why}", f"Use a causal language model of kind {', '.join(KINDS)}."
         )
     heads = config.get("architectures") or []
+    if not isinstance(heads, list):
+        raise _refuse(
+            field, directory, f"config.json has architectures = {heads!r:.100}", "It must be a list of names."
+        )
     if heads and not any(str(head).endswith("ForCausalLM") for head in heads):
         raise _refuse(field, directory, f"is a {heads[0]}, not a causal language model", "Use a ...ForCausalLM.")
     if config.get("use_sliding_window"):

@@ -1,28 +1,31 @@
 """Which files a job may name: only what lies, after symbolic links, under the server's roots.
 
-A relative path is looked for under each root in turn. Whether a path outside of the roots exists is never told.
+A relative path is looked for under each root in turn. Whether a path outside of the roots exists is never told. Nothing is
+ever fetched from an address that a job names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlharvest.confinement import inside
 from rlharvest.errors import InvalidField
 
-
-def inside(path: Path, roots: Sequence[Path]) -> bool:
-    """Return whether `path`, with its symbolic links followed, lies under one of `roots`."""
-    real = path.resolve()
-    return any(real.is_relative_to(root.resolve()) for root in roots)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
 
 
 def confine(field: str, value: str, roots: Sequence[Path]) -> Path:
     """Return the real path of `value`, which exists under one of `roots`.
 
     Raises:
-        InvalidField: it lies outside, or does not exist; names `field` and the roots.
+        InvalidField: it is a URL, lies outside, or does not exist; names `field` and the roots.
     """
+    if _URL.match(value):
+        raise InvalidField(
+            field, value, "is a URL, and the server fetches none", f"Copy it below one of {', '.join(map(str, roots))}."
+        )
     shown = ", ".join(str(root) for root in roots)
     if "\0" in value:
         raise InvalidField(field, value, "a path cannot hold a NUL character", "Remove it.")

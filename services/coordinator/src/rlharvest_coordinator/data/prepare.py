@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import blake3
+from rlharvest.confinement import strays
 from rlharvest.errors import CorruptData, InvalidField, NotFound
 from rlharvest.jobs.model import JobSpec
 
 from rlharvest_coordinator.data import hub, model_dir, reward_files, tokenizer
 from rlharvest_coordinator.data.model_dir import ModelInfo
 from rlharvest_coordinator.data.order import Order
-from rlharvest_coordinator.data.paths import confine, inside
+from rlharvest_coordinator.data.paths import confine
 from rlharvest_coordinator.data.prompts import Prompts
 from rlharvest_coordinator.data.rows import Limits
 from rlharvest_coordinator.data.sources import Source, open_source
@@ -205,14 +206,13 @@ def _finish(
 
 
 def _links_stay_inside(directory: Path, field: str, roots: Sequence[Path]) -> None:
-    for file in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if file.is_symlink() and not inside(file, roots):
-            raise InvalidField(
-                field,
-                str(directory),
-                f"{file.name} is a link that leads outside of the server's roots",
-                "Copy the file, or add the directory that it leads to to RLHARVEST_ROOTS.",
-            )
+    for name in strays(directory, roots):
+        raise InvalidField(
+            field,
+            str(directory),
+            f"{name} is a link that leads outside of the server's roots",
+            "Copy the file, or add the directory that it leads to to RLHARVEST_ROOTS.",
+        )
 
 
 def _digest(spec: JobSpec, source: Source, words: Tokenizer) -> str:

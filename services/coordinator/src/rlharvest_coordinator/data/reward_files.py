@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import blake3
-from rlharvest.errors import InvalidField
+from rlharvest import confinement
+from rlharvest.errors import CorruptData, InvalidField
 from rlharvest.jobs.model import Reward
 
 from rlharvest_coordinator.data.paths import confine
 
-_MOST_BYTES = 4 << 20
+MOST_BYTES = 4 << 20
 
 
 def check(rewards: Sequence[Reward], *, roots: Sequence[Path], has_truth: bool, columns: Sequence[str]) -> str:
@@ -57,9 +58,12 @@ def _file(field: str, reward: Reward, roots: Sequence[Path]) -> bytes:
     path = confine(f"{field}.path", reward.path or "", roots)
     if not path.is_file() or path.suffix != ".py":
         raise InvalidField(f"{field}.path", reward.path, "is no Python file", "Name a .py file.")
-    if path.stat().st_size > _MOST_BYTES:
-        raise InvalidField(f"{field}.path", reward.path, f"is larger than {_MOST_BYTES} bytes", "Split it.")
-    content = path.read_bytes()
+    if path.stat().st_size > MOST_BYTES:
+        raise InvalidField(f"{field}.path", reward.path, f"is larger than {MOST_BYTES} bytes", "Split it.")
+    try:
+        content = confinement.read(path, roots, most=MOST_BYTES)
+    except CorruptData as error:
+        raise InvalidField(f"{field}.path", reward.path, str(error), "Leave the file as it is.") from error
     try:
         names = list(_names(ast.parse(content, filename=path.name)))
     except (SyntaxError, ValueError, RecursionError) as error:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import blake3
+from rlharvest.confinement import inside
 from rlharvest.jobs.model import Dataset
 
 from rlharvest_coordinator.data import generators, hub, jsonlines, parquet
-from rlharvest_coordinator.data.paths import confine, inside
+from rlharvest_coordinator.data.paths import confine
 from rlharvest_coordinator.data.rows import FIELD, Limits, Rows, refuse
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")

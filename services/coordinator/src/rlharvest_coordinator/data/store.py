@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from rlharvest import disk
 from rlharvest.errors import CorruptData, DiskFull, NotFound
 
 Ids = npt.NDArray[np.uint32]
@@ -160,7 +161,7 @@ class _disk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and disk.full(error):
             raise DiskFull(f"no space left to write {self._path}; free some, or move RLHARVEST_DATA_DIR") from error
 
 

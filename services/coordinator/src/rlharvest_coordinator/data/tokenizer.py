@@ -137,7 +137,7 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidField(field, str(path), f"is not JSON ({error})", "Copy the file again.") from error
     if not isinstance(value, dict):
         raise InvalidField(field, str(path), f"is a {type(value).__name__}, not an object", "Copy the file again.")

@@ -7,10 +7,12 @@ whoever reads "after number n" misses none.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from rlharvest.bus import NO_JOB
 from rlharvest.errors import CorruptData, NotFound
 from rlharvest.v1 import events_pb2
 from sqlalchemy import select, text
@@ -20,6 +22,10 @@ from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.store.page import Page, page
 from rlharvest_coordinator.store.values import finite, storable
 from rlharvest_coordinator.tables import Event, Job
+
+LEVELS = ("info", "warn", "error")
+_SHORT = 100
+"""Characters of an id and of a type."""
 
 _ORDER_LOCK = 7_236_014_553
 """Key of the advisory lock that makes PostgreSQL number events in the order of their commits."""
@@ -39,14 +45,30 @@ class NewEvent:
     data: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_message(cls, message: events_pb2.Event) -> Self:
-        """Return the event of a bus message. Raises CorruptData: its data is no JSON object."""
+    def from_message(cls, message: events_pb2.Event, *, job: str, source: str) -> Self:
+        """Return the event of a bus message that came for a job, from a source, as its subject says.
+
+        Raises:
+            CorruptData: it names others, its data is no JSON object, or SQL could not keep it.
+        """
+        if (message.job, message.source) != (job, source):
+            raise CorruptData(f"it is of job {message.job[:_SHORT]!r} and {message.source[:_SHORT]!r}")
+        if message.level not in LEVELS:
+            raise CorruptData(f"its level is {message.level[:_SHORT]!r}, not one of {', '.join(LEVELS)}")
+        for name, word in (("id", message.id), ("type", message.type)):
+            if not (0 < len(word) <= _SHORT and word.isprintable()):
+                raise CorruptData(
+                    f"its {name} is {word[:_SHORT]!r}, not a printable word of at most {_SHORT} characters"
+                )
+        if not math.isfinite(message.at):
+            raise CorruptData(f"it happened at {message.at}")
         try:
             data = json.loads(message.data_json or "{}")
-        except ValueError as error:
-            raise CorruptData(f"Event {message.id}: data_json is not JSON: {error}") from error
+            json.dumps(data)
+        except (ValueError, RecursionError) as error:
+            raise CorruptData(f"data_json is not JSON: {error}") from error
         if not isinstance(data, dict):
-            raise CorruptData(f"Event {message.id}: data_json is not an object")
+            raise CorruptData("data_json is not an object")
         return cls(
             id=message.id,
             job=message.job,
@@ -60,7 +82,7 @@ class NewEvent:
 
 
 async def append(sessions: Sessions, events: Sequence[NewEvent]) -> int:
-    """Keep events in order, without those that are known or of a deleted job; return how many were new."""
+    """Keep events in order, without those that are known or of a job that is not there; return how many were new."""
     if not events:
         return 0
     async with sessions.begin() as session:
@@ -68,11 +90,11 @@ async def append(sessions: Sessions, events: Sequence[NewEvent]) -> int:
         if on_postgresql:
             await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ORDER_LOCK})
         jobs = {event.job for event in events}
-        deleted = set(await session.scalars(select(Job.id).where(Job.id.in_(jobs), Job.deleted.is_(True))))
+        known = {*await session.scalars(select(Job.id).where(Job.id.in_(jobs), Job.deleted.is_(False))), NO_JOB}
         insert = postgresql.insert if on_postgresql else sqlite.insert
         new = 0
         for event in events:
-            if event.job in deleted:
+            if event.job not in known:
                 continue
             statement = (
                 insert(Event)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlharvest.errors import Conflict, NotFound, Unavailable
+from rlharvest.errors import Conflict, LimitReached, NotFound, Unavailable
 from rlharvest.ids import new_id
 from rlharvest.jobs.model import JobSpec
 from rlharvest.jobs.state import TERMINAL, Move, Status, advance
@@ -26,6 +26,11 @@ from rlharvest_coordinator.tables import CheckpointRow, Event, Group, Job, Sampl
 
 _TRIES = 20
 """Attempts at a row that others keep changing."""
+
+DELETED, FORGOTTEN = "Deleted", "Forgotten"
+"""Reasons of tombstones: with versions in the weight service, and without."""
+
+MOST_UNFINISHED = 1000
 
 _OWNED = (Status.RUNNING, Status.PAUSING, Status.CANCELLING)
 """Statuses in which a trainer may have the job."""
@@ -45,12 +50,22 @@ REASONS: dict[Status, tuple[str, str]] = {
 
 
 async def create(
-    sessions: Sessions, spec: JobSpec, *, key: str | None, now: float, epoch: int | None = None
+    sessions: Sessions,
+    spec: JobSpec,
+    *,
+    key: str | None,
+    now: float,
+    most: int = MOST_UNFINISHED,
+    epoch: int | None = None,
 ) -> tuple[Job, bool]:
     """Write a job in `validating`; return it and whether it is new. The same key and spec give the same job again.
 
+    Args:
+        most: jobs that may be unfinished at a time.
+
     Raises:
         Conflict: the key belongs to a job with another spec.
+        LimitReached: too many jobs are unfinished.
     """
     digest = spec.digest()
     reason, message = REASONS[Status.VALIDATING]
@@ -70,6 +85,12 @@ async def create(
     try:
         async with sessions.begin() as session:
             await fence.require(session, epoch)
+            unended = [status.value for status in Status if status not in TERMINAL]
+            query = select(func.count()).where(Job.deleted.is_(False), Job.status.in_(unended))
+            if (await session.scalar(query) or 0) >= most:
+                raise LimitReached(
+                    "unfinished jobs", most, "Wait for one to end, cancel one, or set RLHARVEST_MOST_JOBS."
+                )
             session.add(job)
     except IntegrityError:
         known = await _by_key(sessions, key) if key is not None else None
@@ -250,11 +271,28 @@ async def remove(sessions: Sessions, job: str, *, epoch: int | None = None) -> N
             raise Conflict(f"job {job} is {row.status}; cancel it first, then delete it")
         row.deleted = True
         row.idempotency_key = None
+        row.reason, row.message = DELETED, "Its versions are still to be deleted."
 
     await update(sessions, job, change, epoch=epoch)
     async with sessions.begin() as session:
         for table in (Event, Step, Version, CheckpointRow, Sample, Group):
             await session.execute(delete(table).where(table.job == job))
+
+
+async def unforgotten(sessions: Sessions) -> list[str]:
+    """Return the deleted jobs whose versions may still be in the weight service, at most 100."""
+    query = select(Job.id).where(Job.deleted.is_(True), Job.reason == DELETED).order_by(Job.created_at).limit(100)
+    async with sessions() as session:
+        return list(await session.scalars(query))
+
+
+async def forgotten(sessions: Sessions, job: str, *, epoch: int | None = None) -> None:
+    """Note that a deleted job has no versions any more."""
+    async with sessions.begin() as session:
+        await fence.require(session, epoch)
+        row = await session.get(Job, job)
+        if row is not None and row.deleted:
+            row.reason, row.message = FORGOTTEN, "Only its id is left."
 
 
 async def _get(session: AsyncSession, job: str) -> Job:

@@ -1,7 +1,8 @@
 """Optimizer steps and their metrics in SQL.
 
 Invariants: a step is recorded once, whatever is reported twice; only a newer fence (a trainer that replays after a
-crash) replaces a step, and job.step and job.version follow the newest report.
+crash) replaces a step, and job.step and job.version follow the newest report. The same claim may give the step that it
+is at a newer version: the weight service lost the one before.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ async def record(
         if fence < row.fence:
             raise Fenced(f"claim {fence} of job {job} is over; claim {row.fence} has it")
         known = await session.get(Step, (job, step))
+        if known is not None and known.fence == fence and step == row.step and version > known.version:
+            known.version, known.digest = version, digest
+            row.version = version
+            return True
         if known is not None and known.fence >= fence:
             return False
         if known is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request
 from jinja2 import Environment, FileSystemLoader
+from rlharvest.credentials import Tokens
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -22,13 +22,13 @@ _POLICY = (
 _SESSION_S = 30 * 86400
 
 
-def install(app: FastAPI, *, token: str | None) -> None:
-    """Add the pages to the app; with a token they can be logged in to."""
+def install(app: FastAPI, *, tokens: Tokens | None) -> None:
+    """Add the pages to the app; with tokens they can be logged in to."""
     templates = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=True)
 
     def page(request: Request, name: str, status: int = 200, **values: object) -> HTMLResponse:
         root = request.scope.get("root_path", "")
-        text = templates.get_template(name).render(root=root, token=token is not None, **values)
+        text = templates.get_template(name).render(root=root, token=tokens is not None, **values)
         headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
         return HTMLResponse(text, status, headers)
 
@@ -42,19 +42,19 @@ def install(app: FastAPI, *, token: str | None) -> None:
 
     @app.get("/login", include_in_schema=False)
     async def login_page(request: Request) -> Response:
-        return page(request, "login.html") if token is not None else _home(request)
+        return page(request, "login.html") if tokens is not None else _home(request)
 
     @app.post("/login", include_in_schema=False)
     async def log_in(request: Request) -> Response:
-        if token is None:
+        if tokens is None:
             raise HTTPException(404)
-        given = parse_qs((await request.body()).decode("utf-8", "replace")).get("token", [""])[0]
-        if not hmac.compare_digest(given.strip().encode(), token.encode()):
+        given = parse_qs((await request.body()).decode("utf-8", "replace")).get("token", [""])[0].strip()
+        if not tokens.takes(given):
             return page(request, "login.html", 401, wrong=True)
         response = _home(request)
         response.set_cookie(
             COOKIE,
-            session_value(token),
+            session_value(given),
             max_age=_SESSION_S,
             path=f"{request.scope.get('root_path', '')}/",
             httponly=True,

@@ -15,10 +15,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Query, Request
 from rlharvest.errors import InvalidField, NotFound
 from rlharvest.jobs.state import TERMINAL, Status
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from rlharvest_coordinator.api.context import ERRORS, Context, JobId, Limit, Parts
 from rlharvest_coordinator.api.resources import EventResource, ListOf, event_resource, listed
+from rlharvest_coordinator.api.streams import CountedStream
 from rlharvest_coordinator.store import events, jobs
 from rlharvest_coordinator.store.values import finite
 
@@ -52,7 +53,10 @@ async def list_events(
     if "text/event-stream" in request.headers.get("accept", ""):
         start = (after or 0) if last_event_id is None else _number(last_event_id)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(stream(parts, job, start), media_type="text/event-stream", headers=headers)
+        parts.streams.enter()
+        counted = CountedStream(stream(parts, job, start), media_type="text/event-stream", headers=headers)
+        counted.streams = parts.streams
+        return counted
     if order == "desc":
         found = await events.newest(parts.sessions, job, limit=limit, before=after)
     else:

@@ -68,7 +68,7 @@ async def list_versions(job: JobId, parts: Parts) -> VersionList:
     await jobs.get(parts.sessions, job)
     url = f"{parts.settings.weights_url.rstrip('/')}/v1/jobs/{job}/versions"
     try:
-        reply = await parts.http.get(url)
+        reply = await parts.http.get(url, headers=parts.settings.as_service.headers)
     except httpx.HTTPError as error:
         raise Unavailable(f"the weight service does not answer at {parts.settings.weights_url}: {error!r}") from error
     if reply.status_code == 404:

@@ -22,6 +22,9 @@ from rlharvest_coordinator.store import checkpoints, jobs, steps
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ERRORS)
 
+MOST_POINTS, POINTS = 100_000, 10_000
+"""Of each curve: at most, and unless asked for another number."""
+
 _SPEC = {"schema": {"$ref": "#/components/schemas/JobSpec"}}
 _BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": _SPEC, "application/yaml": _SPEC}}
@@ -60,10 +63,13 @@ async def get_job(job: JobId, parts: Parts) -> JobResource:
 
 
 @router.delete("/{job}")
-async def delete_job(job: JobId, parts: Parts) -> DeletedJob:
-    """Delete a job that has ended, with its records. Files of checkpoints stay where they are."""
-    await parts.jobs.delete(job)
-    return DeletedJob(id=job)
+async def delete_job(
+    job: JobId,
+    parts: Parts,
+    checkpoints: Annotated[bool, Query(description="Also the files of its checkpoints.")] = False,
+) -> DeletedJob:
+    """Delete a job that has ended, with its records and its versions of weights. Checkpoints stay unless asked for."""
+    return await parts.jobs.delete(job, checkpoints=checkpoints)
 
 
 @router.post("/{job}/cancel")
@@ -88,9 +94,9 @@ async def resume_job(job: JobId, parts: Parts) -> JobResource:
 async def get_metrics(
     job: JobId,
     parts: Parts,
-    names: Annotated[str | None, Query(description="Comma-separated; unset: all.")] = None,
+    names: Annotated[str | None, Query(max_length=16384, description="Comma-separated; unset: all.")] = None,
     from_step: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
-    max_points: Annotated[int | None, Query(ge=1, le=100_000, description="Thin the curves out to this many.")] = None,
+    max_points: Annotated[int, Query(ge=1, le=MOST_POINTS, description="Thin the curves out to this many.")] = POINTS,
 ) -> MetricsResource:
     """Read the curves of a job: reward, loss and the rest, by optimizer step."""
     await jobs.get(parts.sessions, job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from rlharvest_coordinator.migrations import no_way_down
 
 revision = "0001"
 down_revision = None
@@ -177,6 +178,4 @@ def upgrade() -> None:
     )
 
 
-def downgrade() -> None:
-    for table in ("versions", "steps", "samples", "groups", "checkpoints", "workers", "leader", "jobs", "events"):
-        op.drop_table(table)
+downgrade = no_way_down

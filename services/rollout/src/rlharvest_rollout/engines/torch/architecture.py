@@ -86,7 +86,10 @@ def architecture(config: dict[str, Any]) -> Architecture:
         )
     if config.get("auto_map"):
         raise InvalidField(
-            "model.auto_map", config["auto_map"], "the model brings its own code, which is never run", supported
+            "model.auto_map",
+            config["auto_map"],
+            "the model brings its own code (trust_remote_code), which is never run",
+            supported,
         )
     if config.get("hidden_act", "silu") != "silu":
         raise InvalidField("model.hidden_act", config["hidden_act"], "not supported", "Use a model with silu.")

@@ -1,0 +1,109 @@
+"""What has been sampled of one response: its tokens, and which version and which attempt sampled each.
+
+Invariants: append-only; tokens lie in the form that they had on the wire, so that taking them in is one copy of their bytes;
+a change of version or attempt is noted by the place at which it happens, so that tokens which change nothing cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rlharvest.spans import Columns, Ids, Logprobs, Run, as_ids, as_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive tokens that one attempt generated."""
+
+    n: int
+    attempt: int
+    worker: str
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The tokens of one response so far."""
+
+    length: int = 0
+    _ids: bytearray = field(default_factory=bytearray)
+    _logprobs: bytearray = field(default_factory=bytearray)
+    _versions: list[tuple[int, int]] = field(default_factory=list)
+    """(place of the first token, version), where the version changed."""
+    _attempts: list[tuple[int, int, str]] = field(default_factory=list)
+    """(place of the first token, attempt, worker), where the attempt changed."""
+
+    @classmethod
+    def restore(cls, ids: bytes, logprobs: bytes, runs: Iterable[Run], pieces: Iterable[Piece]) -> Transcript:
+        """Return the transcript with these contents; `ids` and `logprobs` are little-endian."""
+        found = cls(len(ids) // 4, bytearray(ids), bytearray(logprobs))
+        place = 0
+        for run in runs:
+            found._versions.append((place, run.version))
+            place += run.n
+        place = 0
+        for piece in pieces:
+            found._attempts.append((place, piece.attempt, piece.worker))
+            place += piece.n
+        return found
+
+    def append(self, columns: Columns, row: int, most: int, worker: str) -> int:
+        """Append what is new in a row that starts at or below the length, at most `most` tokens; return how many."""
+        length, offset = self.length, columns.offsets[row]
+        skip = length - offset
+        take = columns.counts[row] - skip
+        if take > most:
+            take = most
+        if take <= 0:
+            return 0
+        start = 4 * (columns.starts[row] + skip)
+        end = start + 4 * take
+        self._ids += columns.ids[start:end]
+        self._logprobs += columns.logprobs[start:end]
+        self.length = length + take
+        for run in range(columns.first_runs[row], columns.first_runs[row + 1]):
+            version = columns.run_versions[run]
+            if not self._versions or self._versions[-1][1] != version:
+                self._note(version, offset, offset + columns.run_counts[run], length)
+            offset += columns.run_counts[run]
+        if not self._attempts or self._attempts[-1][1] != columns.attempts[row]:
+            self._attempts.append((length, columns.attempts[row], worker))
+        return take
+
+    def _note(self, version: int, start: int, end: int, before: int) -> None:
+        """Note the version of tokens `start` .. `end`, of those that are new: there were `before`."""
+        if end > before and start < self.length:
+            self._versions.append((max(start, before), version))
+
+    @property
+    def ids(self) -> Ids:
+        """Token ids, shape (length,)."""
+        return as_ids(bytes(self._ids))
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """Log-probabilities, shape (length,)."""
+        return as_logprobs(bytes(self._logprobs))
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs of tokens of one version, in order."""
+        ends = [*self._versions, (self.length, 0)]
+        return tuple(Run(end - start, version) for (start, version), (end, _) in pairwise(ends))
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The runs of tokens of one attempt, in order."""
+        ends = [*self._attempts, (self.length, 0, "")]
+        return [Piece(end - start, attempt, worker) for (start, attempt, worker), (end, _, _) in pairwise(ends)]
+
+    @property
+    def last_version(self) -> int | None:
+        """Version of the newest token."""
+        return self._versions[-1][1] if self._versions else None
+
+    @property
+    def writer(self) -> int:
+        """Attempt that generated the newest token; 0 without any."""
+        return self._attempts[-1][1] if self._attempts else 0

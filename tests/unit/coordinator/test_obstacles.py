@@ -1,0 +1,61 @@
+"""Faults of what is outside become named states, by what the system itself says."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from nats.js.errors import APIError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ResponseError
+from rlharvest_coordinator import obstacles
+from sqlalchemy.exc import OperationalError
+
+
+class PostgresFault(Exception):
+    """As SQLAlchemy's asyncpg dialect raises it."""
+
+    sqlstate = "53100"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (sqlite3.OperationalError("database or disk is full"), "DatabaseFull"),
+        (PostgresFault("could not extend file"), "DatabaseFull"),
+        (sqlite3.OperationalError("disk I/O error"), "DatabaseUnavailable"),
+        (ConnectionRefusedError("no"), "DatabaseUnavailable"),
+    ],
+)
+def test_faults_of_the_database(fault: Exception, reason: str) -> None:
+    found = obstacles.of_database(OperationalError("INSERT", {}, fault))
+    assert found.reason == reason
+    assert str(fault) in found.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "LedgerStoreFull"),
+        (ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), "LedgerStoreFull"),
+        (RedisConnectionError("refused"), "LedgerStoreUnavailable"),
+    ],
+)
+def test_faults_of_the_store(fault: Exception, reason: str) -> None:
+    assert obstacles.of_store(fault).reason == reason
+
+
+def test_faults_of_the_stream() -> None:
+    full = obstacles.of_stream(APIError(code=503, err_code=10077, description="maximum bytes exceeded"))
+    assert full is not None
+    assert full.reason == "LedgerFull"
+    assert obstacles.of_stream(APIError(code=503, err_code=10076, description="other")) is None
+    assert obstacles.of_stream(TimeoutError()) is None
+
+
+def test_a_trainer_names_its_own_states_only() -> None:
+    """Its words come over the wire: it cannot make the job look as if another service failed."""
+    assert obstacles.of_trainer("", "") is None
+    assert obstacles.of_trainer("LedgerFull", "x") is None
+    found = obstacles.of_trainer("WeightsDiskFull", "no space left")
+    assert found == obstacles.Obstacle("WeightsDiskFull", f"{obstacles.REASONS['WeightsDiskFull']}. no space left")
