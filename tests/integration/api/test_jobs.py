@@ -102,7 +102,8 @@ async def test_only_an_ended_job_is_deleted(client: httpx.AsyncClient) -> None:
     assert refused.status_code == 409
     assert "cancel it first" in refused.json()["error"]["message"]
     await client.post(f"/v1/jobs/{job}/cancel")
-    assert (await client.delete(f"/v1/jobs/{job}")).json() == {"id": job, "object": "rl.job.deleted", "deleted": True}
+    deleted = {"id": job, "object": "rl.job.deleted", "deleted": True, "checkpoints": None}
+    assert (await client.delete(f"/v1/jobs/{job}")).json() == deleted
     assert (await client.get(f"/v1/jobs/{job}")).status_code == 404
 
 

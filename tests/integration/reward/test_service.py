@@ -44,7 +44,8 @@ class World:
         self.server = server
         self.root = root
         self.replicas: list[asyncio.subprocess.Process] = []
-        self.health = 0
+        self.ports: list[int] = []
+        """Health ports of the replicas, in order of start."""
         self.nc: Client
         self.js: JetStreamContext
 
@@ -54,7 +55,7 @@ class World:
         await bus.ensure_streams(self.js)
 
     async def serve(self) -> asyncio.subprocess.Process:
-        self.health = free_port()
+        self.ports.append(free_port())
         replica = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).parent / "rlharvest-reward"),
             "serve",
@@ -65,7 +66,7 @@ class World:
                 "RLHARVEST_PROCESSES": "2",
                 "RLHARVEST_ACK_WAIT_S": "2",
                 "RLHARVEST_DRAIN_S": "0.2",
-                "RLHARVEST_HEALTH_PORT": str(self.health),
+                "RLHARVEST_HEALTH_PORT": str(self.ports[-1]),
             },
         )
         self.replicas.append(replica)
@@ -104,8 +105,9 @@ class World:
     async def queued(self) -> int:
         return (await self.js.stream_info(bus.SCORES)).state.messages
 
-    async def get(self, path: str) -> tuple[int, str]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.health)
+    async def get(self, path: str, port: int | None = None) -> tuple[int, str]:
+        """Read a page of a replica, by default of the one that was started last."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port or self.ports[-1])
         writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         answer = (await reader.read()).decode()
         writer.close()
@@ -183,16 +185,20 @@ async def test_none_from_one_function_is_ignored_and_from_all_an_error(world: Wo
 
 
 async def test_a_slow_call_is_kept_alive_and_done_once(world: World) -> None:
-    calls = world.root / "calls"
     (world.root / "slow.py").write_text(
-        "import time\ndef compute_score(solution_str, **kw):\n"
-        f"    open({str(calls)!r}, 'a').write('x')\n    time.sleep(5)\n    return 1\n"
+        "import time\ndef compute_score(solution_str, **kw): time.sleep(5); return 1\n"  # ack_wait is 2 s
     )
     await world.serve()
     await world.serve()
     await world.ask(request(0, "4", [{"path": "slow.py", "timeout_s": 20}]))
     assert (await world.results(1))[0].reward == 1.0
-    assert calls.read_text() == "x"  # ack_wait is 2 s
+    taken = 0.0
+    for port in world.ports:
+        _, text = await world.get("/metrics", port)
+        taken += sum(
+            float(line.split()[1]) for line in text.splitlines() if line.startswith("rlharvest_reward_requests_total ")
+        )
+    assert taken == 1
 
 
 async def test_what_a_killed_replica_had_another_one_does(world: World) -> None:

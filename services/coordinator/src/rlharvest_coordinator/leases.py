@@ -102,8 +102,11 @@ class Leases:
         return seat.offered[0] if seat.offered is not None else seat.job
 
     def _awaits(self, seat: Seat) -> bool:
-        """Whether a worker serves a job whose run is still to come: a coordinator that takes over knows workers first."""
-        return seat.job in self.coming and seat.job not in self.runs
+        """Whether it is not known yet what a worker serves, or the run of its job is still to come.
+
+        A coordinator that takes over knows the workers before it has heard them, and before it has taken up the jobs.
+        """
+        return seat.heartbeat is None or (seat.job in self.coming and seat.job not in self.runs)
 
     def _holds(self, seat: Seat) -> bool:
         run = self.runs.get(seat.job or "")

@@ -22,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -251,10 +252,14 @@ class System:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _inputs(self) -> tuple[Path, Path]:
+        """Model and dataset, written once: a trainer may be reading them."""
+        return tiny_model(self.directory / "model"), questions(self.directory / "train.jsonl")
+
     def spec(self, **changes: Any) -> dict[str, Any]:
         """Return a small job on the stub engine; sections in `changes` are merged into its own."""
-        model = tiny_model(self.directory / "model")
-        data = questions(self.directory / "train.jsonl")
+        model, data = self._inputs
         spec: dict[str, Any] = {
             "name": "test",
             "model": str(model),
