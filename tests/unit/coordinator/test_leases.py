@@ -33,4 +33,11 @@ def test_a_worker_keeps_a_job_that_a_new_coordinator_has_not_taken_up_yet(
     leases = Leases.__new__(Leases)
     leases.coming = coming
     leases.runs = {"a": cast(Run, SimpleNamespace())} if taken_up else {}
-    assert leases._awaits(cast(Seat, SimpleNamespace(job=job))) is awaits
+    assert leases._awaits(cast(Seat, SimpleNamespace(job=job, heartbeat=object()))) is awaits
+
+
+def test_a_worker_that_was_not_heard_yet_is_offered_nothing() -> None:
+    """It may serve a job: another one would take its buffer from it."""
+    leases = Leases.__new__(Leases)
+    leases.coming, leases.runs = set(), {}
+    assert leases._awaits(cast(Seat, SimpleNamespace(job=None, heartbeat=None)))
