@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 import structlog
 from nats.errors import Error as NatsError
@@ -72,8 +73,10 @@ class Courier:
             answers = last.setdefault((entry.who, flush.incarnation), {})
             asked = zip(flush.handles, flush.attempts, strict=True)
             answers.update(zip(asked, zip(outcomes.lengths, outcomes.acks, strict=True), strict=True))
-            applied = zip(flush.handles, outcomes.acks, strict=True)
-            self.progress.update((handle, now) for handle, ack in applied if ack is Ack.APPLIED)
+            applied = flush.handles
+            if outcomes.acks.count(Ack.APPLIED) < len(applied):
+                applied = list(compress(applied, (ack is Ack.APPLIED for ack in outcomes.acks)))
+            self.progress.update(dict.fromkeys(applied, now))
         for (worker, incarnation), answers in last.items():
             rows = list(answers.items())
             for at in range(0, len(rows), ACK_ROWS):
