@@ -222,7 +222,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     nats, valkey = NatsServer(directory / "nats"), ValkeyServer(directory / "valkey")
     nats.start()
     valkey.start()
+    database = f"sqlite+aiosqlite:///{directory / 'rlharvest.db'}"
+    program = Path(sys.executable).parent / "rlharvest-coordinator"
+    subprocess.run([program, "migrate"], env={**os.environ, "RLHARVEST_SQL_URL": database}, check=True)
     yield {
+        "RLHARVEST_SQL_URL": database,
         "RLHARVEST_NATS_URL": nats.url,
         "RLHARVEST_REDIS_URL": valkey.url,
         "RLHARVEST_DATA_DIR": str(directory / "data"),

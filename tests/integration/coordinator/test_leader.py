@@ -46,6 +46,14 @@ async def turn(clock: FakeClock, seconds: float, *, pause_s: float = 0.02) -> No
         await asyncio.sleep(pause_s)
 
 
+async def taken(clock: FakeClock, taking: asyncio.Task[int]) -> int:
+    """Let time pass until the lead is taken; return the epoch. A busy machine may see a beat, or its absence, late."""
+    async with asyncio.timeout(30):
+        while not taking.done():
+            await turn(clock, 0.05)
+    return taking.result()
+
+
 async def test_only_one_of_many_contenders_leads(sessions: Sessions) -> None:
     """All start at once on an empty database; the others wait for as long as the first one beats."""
     clock = FakeClock()
@@ -70,8 +78,7 @@ async def test_a_successor_waits_for_a_full_lease_on_its_own_clock(sessions: Ses
     taking = asyncio.create_task(new.acquire())
     await turn(mine, 0.9 * LEASE_S)
     assert not taking.done()
-    await turn(mine, 0.4 * LEASE_S)
-    assert await asyncio.wait_for(taking, 5) == 2
+    assert await taken(mine, taking) == 2
     assert (await record(sessions)).holder == "new"
 
 
@@ -85,14 +92,13 @@ async def test_a_beat_starts_the_wait_anew(sessions: Sessions) -> None:
     taking = asyncio.create_task(new.acquire())
     await turn(clock, 0.8 * LEASE_S)
     beat = (await record(sessions)).beat
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await record(sessions)).beat == beat:
             other.advance(0.1 * LEASE_S)
             await asyncio.sleep(0.02)
     await turn(clock, 0.8 * LEASE_S)
     assert not taking.done()
-    await turn(clock, 0.4 * LEASE_S)
-    assert await asyncio.wait_for(taking, 5) == 2
+    assert await taken(clock, taking) == 2
     await cancel([holding])
 
 

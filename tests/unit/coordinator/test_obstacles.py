@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 
 import pytest
@@ -9,7 +10,8 @@ from nats.js.errors import APIError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
 from rlharvest_coordinator import obstacles
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 
 class PostgresFault(Exception):
@@ -31,6 +33,25 @@ def test_faults_of_the_database(fault: Exception, reason: str) -> None:
     found = obstacles.of_database(OperationalError("INSERT", {}, fault))
     assert found.reason == reason
     assert str(fault) in found.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "its_own"),
+    [
+        (OperationalError("SELECT", {}, sqlite3.OperationalError("database is locked")), True),
+        (DBAPIError("SELECT", {}, Exception("the database system is starting up")), True),
+        (ConnectionRefusedError("no"), True),
+        (socket.gaierror("no such name"), True),
+        (PoolTimeout("all connections wait"), True),
+        (IntegrityError("INSERT", {}, PostgresFault("could not extend file")), True),
+        (IntegrityError("INSERT", {}, Exception("duplicate key")), False),
+        (ProgrammingError("SELECT", {}, Exception("no such column")), False),
+        (OSError("no such file"), False),
+    ],
+)
+def test_what_the_database_is_asked_wrongly_is_no_fault_of_its_own(fault: Exception, its_own: bool) -> None:
+    """A database that starts, stops or cannot be reached has 503 for an answer, a statement that is wrong 500."""
+    assert obstacles.database_hinders(fault) is its_own
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from rlharvest.supervise import Supervisor, cancel
 from rlharvest.testing.stub import parse_options
 from rlharvest.v1 import events_pb2, fleet_pb2
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from rlharvest_coordinator import live as views
 from rlharvest_coordinator import obstacles
@@ -63,7 +64,7 @@ log = structlog.get_logger(__name__)
 ROUND_S = 0.25
 """A run looks at everything at least this often, besides whenever something happens."""
 
-_TRANSIENT = (InfrastructureError, DBAPIError, OSError, TimeoutError, NatsError)
+_TRANSIENT = (InfrastructureError, DBAPIError, PoolTimeout, OSError, TimeoutError, NatsError)
 """What may be over at the next try."""
 
 

@@ -6,10 +6,19 @@ Nothing is lost while one lasts: whoever meets it tries again until it is over. 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from socket import gaierror
 
 from nats.js.errors import APIError
 from redis.exceptions import OutOfMemoryError, ResponseError
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InternalError,
+    NotSupportedError,
+    ProgrammingError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 REASONS = {
     "LedgerFull": "The ledger's stream in NATS is full",
@@ -71,16 +80,29 @@ def of_store(error: Exception) -> Obstacle:
     return obstacle("LedgerStoreUnavailable", f"Start it again; nothing is lost. ({error})")
 
 
-def of_database(error: DBAPIError) -> Obstacle:
+def of_database(error: Exception) -> Obstacle:
     """Return what a fault of the database means."""
-    if database_full(error):
-        return obstacle("DatabaseFull", f"Give it room; the job goes on by itself. ({error.orig})")
-    return obstacle("DatabaseUnavailable", f"The job goes on when it is back. ({error.orig})")
+    fault = error.orig if isinstance(error, DBAPIError) else error
+    if _database_full(error):
+        return obstacle("DatabaseFull", f"Give it room; the job goes on by itself. ({fault})")
+    return obstacle("DatabaseUnavailable", f"The job goes on when it is back. ({fault})")
 
 
-def database_full(error: DBAPIError) -> bool:
+def database_hinders(error: Exception) -> bool:
+    """Whether a fault is the database's own, away or full, and not of what it was asked.
+
+    One that starts or stops has an error of its own for it, one that is away leaves the error of the socket.
+    """
+    if isinstance(error, DBAPIError):
+        asked = (IntegrityError, ProgrammingError, DataError, NotSupportedError, InternalError)
+        return not isinstance(error, asked) or _database_full(error)
+    return isinstance(error, ConnectionError | gaierror | TimeoutError | PoolTimeout)
+
+
+def _database_full(error: Exception) -> bool:
     """Whether SQLite (SQLITE_FULL) or PostgreSQL (class 53100, disk_full) says that its disk is full."""
-    return "database or disk is full" in str(error.orig) or getattr(error.orig, "sqlstate", None) == "53100"
+    fault = getattr(error, "orig", None)
+    return "database or disk is full" in str(fault) or getattr(fault, "sqlstate", None) == "53100"
 
 
 def of_trainer(reason: str, message: str) -> Obstacle | None:

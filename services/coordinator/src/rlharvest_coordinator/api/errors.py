@@ -23,12 +23,13 @@ from rlharvest.errors import (
     NotLeader,
     RlharvestError,
 )
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from rlharvest_coordinator.api.strict import StrictJSON
-from rlharvest_coordinator.obstacles import REASONS, database_full, of_database
+from rlharvest_coordinator.obstacles import REASONS, database_hinders, of_database
 
 log = structlog.get_logger(__name__)
 
@@ -102,10 +103,9 @@ def install(app: FastAPI) -> None:
         return envelope(error.status_code, code, detail, headers=dict(error.headers or {}))
 
     async def database(request: Request, error: Exception) -> StrictJSON:
-        assert isinstance(error, DBAPIError)
-        if not isinstance(error, OperationalError | InterfaceError) and not database_full(error):
+        if not database_hinders(error):
             return await unforeseen(request, error)
-        log.warning("request.without_database", method=request.method, path=request.url.path, error=repr(error.orig))
+        log.warning("request.without_database", method=request.method, path=request.url.path, error=repr(error))
         obstacle = of_database(error)
         code = "database_full" if obstacle.reason == "DatabaseFull" else "unavailable"
         return envelope(503, code, f"{REASONS[obstacle.reason]}. Nothing was changed.", headers={"Retry-After": "5"})
@@ -117,7 +117,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RlharvestError, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(DBAPIError, database)
+    for kind in (DBAPIError, PoolTimeout, OSError):
+        app.add_exception_handler(kind, database)
     app.add_exception_handler(Exception, unforeseen)
 
 
