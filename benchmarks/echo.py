@@ -11,21 +11,20 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from google.protobuf.message import DecodeError
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from rlharvest import bus
-from rlharvest.errors import CorruptData, Unavailable
+from rlharvest.errors import CorruptData
 from rlharvest.spans import unpack
 from rlharvest.testing.servers import NatsServer
 from rlharvest.v1 import ledger_pb2
+
+from benchmarks.listener import Listener
 
 KEPT = 20_000
 LATE_S = 5.0
@@ -43,35 +42,17 @@ class Heard:
     data: bytes
 
 
-class Echo:
+class Echo(Listener):
     """Listens in a thread of its own until it is closed."""
 
     def __init__(self, server: NatsServer) -> None:
+        super().__init__(server, "echo", ["rlharvest.v1.>"])
         self.retired = 0
         """Groups that were complete and left the ledger."""
         self.tokens: list[float] = []
         """When new tokens passed, by time.monotonic, rising."""
-        self._server = server
         self._messages: deque[Heard] = deque(maxlen=KEPT)
         self._lengths: dict[tuple[str, int], int] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._nats: Client | None = None
-        self._end = asyncio.Event()
-        self._listening = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()), name="echo", daemon=True)
-
-    def __enter__(self) -> Echo:
-        self._thread.start()
-        if not self._listening.wait(15):
-            raise Unavailable(f"NATS does not answer at {self._server.url}")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(15)
 
     def duplicate(self, n: int) -> int:
         """Say the last `n` messages again; return how many there were."""
@@ -91,15 +72,6 @@ class Echo:
         assert self._nats is not None, "set before anybody is told that it listens"
         for heard in messages:
             await self._nats.publish(heard.subject, heard.data, headers=dict(_MARK))
-
-    async def _listen(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._nats = await bus.connect(self._server.url, "echo", timeout_s=10, credential=self._server.credential)
-        await self._nats.subscribe("rlharvest.v1.>", cb=self._hear)
-        await self._nats.flush()
-        self._listening.set()
-        await self._end.wait()
-        await self._nats.close()
 
     async def _hear(self, message: Msg) -> None:
         if message.headers and "Rlharvest-Echo" in message.headers:

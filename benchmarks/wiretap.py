@@ -9,21 +9,20 @@ Invariants: entries are in the order of arrival; times are seconds of time.monot
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TypeVar
 
 from nats.aio.msg import Msg
 from rlharvest import bus
-from rlharvest.errors import Unavailable
 from rlharvest.ledger.response import epoch_of
 from rlharvest.spans import Finish, Flush, Span, unpack
 from rlharvest.testing.servers import NatsServer
 from rlharvest.v1 import fleet_pb2, ledger_pb2
+
+from benchmarks.listener import Listener
 
 T = TypeVar("T")
 
@@ -183,30 +182,13 @@ class Tape:
         return total
 
 
-class Wiretap:
+class Wiretap(Listener):
     """Records the jobs of one system, in a thread of its own, until it is closed."""
 
     def __init__(self, server: NatsServer) -> None:
-        self._server = server
+        super().__init__(server, "wiretap", [bus.subject(kind, "*", "*") for kind in _KINDS])
         self._tapes: dict[str, Tape] = {}
         self._changed = threading.Condition()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._end = asyncio.Event()
-        self._listening = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()), name="wiretap", daemon=True)
-
-    def __enter__(self) -> Wiretap:
-        self._thread.start()
-        if not self._listening.wait(15):
-            raise Unavailable(f"NATS does not answer at {self._server.url}")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(15)
 
     def read(self, job: str, question: Callable[[Tape], T]) -> T:
         """Return what `question` says of the job's tape, which stands still meanwhile."""
@@ -219,17 +201,7 @@ class Wiretap:
             tape = self._tapes.setdefault(job, Tape())
             return self._changed.wait_for(lambda: done(tape), timeout_s)
 
-    async def _listen(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        nats = await bus.connect(self._server.url, "wiretap", timeout_s=10, credential=self._server.credential)
-        for kind in _KINDS:
-            await nats.subscribe(bus.subject(kind, "*", "*"), cb=self._heard)
-        await nats.flush()
-        self._listening.set()
-        await self._end.wait()
-        await nats.close()
-
-    async def _heard(self, message: Msg) -> None:
+    async def _hear(self, message: Msg) -> None:
         at = time.monotonic()
         kind, job, who = bus.parse_subject(message.subject)
         with self._changed:

@@ -8,7 +8,6 @@ import asyncio
 import os
 import resource
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rlharvest import bus
 from rlharvest.bus import LEDGER, STREAMS
 from rlharvest.errors import InfrastructureError
 from rlharvest.testing.audit import check_job
+from rlharvest.testing.fixtures import disk_of
 from rlharvest.testing.model import tiny_model
 from rlharvest.testing.system import System
 
@@ -163,14 +163,8 @@ def test_a_deleted_job_leaves_no_version_and_says_where_its_checkpoints_are(syst
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MiB, where this user may mount one."""
-    path = tmp_path / "small"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a disk")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+    with disk_of(tmp_path / "small", mebibytes=8) as path:
+        yield path
 
 
 def test_a_full_disk_of_the_database_makes_the_job_wait_and_refuses_new_ones(small_disk: Path, tmp_path: Path) -> None:

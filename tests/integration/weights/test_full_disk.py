@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rlharvest.errors import DiskFull
+from rlharvest.testing.fixtures import disk_of
 from rlharvest.weights import catalog, puller
 from rlharvest.weights.publisher import Publisher
 
@@ -21,14 +21,8 @@ MEBIBYTE = 1 << 20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MiB, where this user may mount one."""
-    path = tmp_path / "small"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(path)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a disk")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+    with disk_of(tmp_path / "small", mebibytes=4) as path:
+        yield path
 
 
 async def _holds(service: WeightService, tmp_path: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,10 +75,15 @@ class Tokens:
 
     def takes(self, given: str) -> bool:
         """Whether `given` is one of them; takes the same time whichever it is."""
-        known = False
+        return self.matching(given) is not None
+
+    def matching(self, given: str, form: Callable[[str], str] = str) -> str | None:
+        """Return the token of which `given` is this form, None if there is none; takes the same time whichever it is."""
+        found = None
         for value in self.values:
-            known |= hmac.compare_digest(given.encode(errors="surrogatepass"), value.encode())
-        return known
+            if hmac.compare_digest(given.encode(errors="surrogatepass"), form(value).encode()):
+                found = value
+        return found
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,9 @@ from rlharvest.supervise import Supervisor, cancel
 from rlharvest.testing.stub import parse_options
 from rlharvest.v1 import events_pb2, fleet_pb2
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from rlharvest_coordinator import live as views
-from rlharvest_coordinator import obstacles
+from rlharvest_coordinator import obstacles, sql
 from rlharvest_coordinator.api.resources import sample_resource
 from rlharvest_coordinator.batches import Batches
 from rlharvest_coordinator.data.prepare import Prepared, prepare, reopen
@@ -64,7 +63,7 @@ log = structlog.get_logger(__name__)
 ROUND_S = 0.25
 """A run looks at everything at least this often, besides whenever something happens."""
 
-_TRANSIENT = (InfrastructureError, DBAPIError, PoolTimeout, OSError, TimeoutError, NatsError)
+TRANSIENT = (InfrastructureError, *sql.FAULTS, TimeoutError, NatsError)
 """What may be over at the next try."""
 
 
@@ -220,7 +219,7 @@ class Core:
                 await work()
             except Fenced:
                 await self._still_leading()
-            except _TRANSIENT as error:
+            except TRANSIENT as error:
                 log.warning("coordinator.retrying", task=name, error=repr(error))
                 await asyncio.sleep(0.5)
 
@@ -282,7 +281,7 @@ class Core:
             log.info("job.changed", job=row.id, change=str(change))  # a user was faster; the row says what it is now
         except Fenced:
             await self._still_leading()
-        except _TRANSIENT as error:
+        except TRANSIENT as error:
             if isinstance(error, DiskFull):
                 full = obstacles.obstacle("CoordinatorDiskFull", str(error))
                 self._spawn(self._tell(row.id, full))
@@ -302,7 +301,7 @@ class Core:
                 now=self.clock.time(),
                 epoch=self.epoch,
             )
-        except (NotFound, Fenced, *_TRANSIENT) as error:
+        except (NotFound, Fenced, *TRANSIENT) as error:
             log.warning("job.untold", job=job, reason=held_up.reason, error=repr(error))
 
     async def _prepared(self, row: Job) -> Prepared | None:
@@ -356,7 +355,7 @@ class Core:
                 await self._reread(run)
             except Fenced:
                 await self._still_leading()
-            except _TRANSIENT as error:
+            except TRANSIENT as error:
                 log.warning("run.retrying", job=run.id, error=repr(error))
                 run.obstacle = obstacles.of_database(error) if isinstance(error, DBAPIError) else None
                 run.doubtful = True

@@ -229,13 +229,12 @@ class Keeper:
         """Open the log; return its end and whether it is the stream of the cursor. One that lost its tail is replaced."""
         while True:
             try:
-                await self.log.open()
+                info = await self.log.open()
                 same = cursor.stream == self.log.identity
                 if same and not await self.log.holds(cursor.applied, cursor.mark):
                     log.warning("ledger.log_lost_its_tail", applied=cursor.applied)
-                    await self.log.replace()
-                    same = False
-                return int((await self.log.open()).state.last_seq), same
+                    info, same = await self.log.replace(), False
+                return int(info.state.last_seq), same
             except Exception as error:  # noqa: BLE001 - NATS is away; there is nothing to do but wait for it
                 log.warning("ledger.waiting_for_nats", error=repr(error))
                 await asyncio.sleep(0.25)

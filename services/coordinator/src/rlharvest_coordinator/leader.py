@@ -13,8 +13,9 @@ import structlog
 from rlharvest.clock import Clock
 from rlharvest.errors import Fenced
 from sqlalchemy import select, update
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
+from rlharvest_coordinator import sql
 from rlharvest_coordinator.sql import Sessions
 from rlharvest_coordinator.tables import Leader
 
@@ -72,7 +73,7 @@ class Leadership:
                     held = await self._update(self.epoch, None, epoch=self.epoch, holder=self.holder)
                 if not held:
                     raise Fenced(f"another coordinator took over after epoch {self.epoch}")
-            except (DBAPIError, OSError) as error:
+            except sql.FAULTS as error:
                 log.warning("leader.renewal_failed", error=repr(error))
 
     async def check(self) -> None:

@@ -90,10 +90,10 @@ class Log:
             return True  # purged meanwhile
         return (zlib.crc32(message.data or b"") or 1) == mark
 
-    async def replace(self) -> None:
+    async def replace(self) -> StreamInfo:
         """Begin a new stream: the old one lost messages that were read, and has given their numbers to others since."""
         await self.js.delete_stream(LEDGER)
-        await self.open()
+        return await self.open()
 
     async def start(self, after: int, mark: int = 0) -> None:
         """Read from the message after sequence `after`, whose digest is `mark`, on."""

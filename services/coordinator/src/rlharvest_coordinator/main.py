@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import structlog
 import uvicorn
-from nats.errors import Error as NatsError
 from rlharvest import bus, process, rpc
 from rlharvest.clock import SystemClock
 from rlharvest.errors import InvalidField
@@ -21,7 +20,6 @@ from rlharvest.health import Health, HealthServer
 from rlharvest.ledger.store import Store
 from rlharvest.supervise import Supervisor
 from rlharvest.v1 import batches_pb2_grpc, fleet_pb2_grpc, jobs_pb2_grpc
-from sqlalchemy.exc import DBAPIError
 
 from rlharvest_coordinator import sql
 from rlharvest_coordinator.admission import Admission, access_of, account_of
@@ -31,7 +29,7 @@ from rlharvest_coordinator.api.jobs import Jobs
 from rlharvest_coordinator.api.rpc_jobs import NAME as JOBS
 from rlharvest_coordinator.api.rpc_jobs import JobsServicer
 from rlharvest_coordinator.backup import command as backup
-from rlharvest_coordinator.core import Core
+from rlharvest_coordinator.core import TRANSIENT, Core
 from rlharvest_coordinator.metrics import LiveCollector
 from rlharvest_coordinator.migrations import migrate, require_newest
 from rlharvest_coordinator.settings import CoordinatorSettings
@@ -82,8 +80,7 @@ async def serve(settings: CoordinatorSettings) -> None:
 
     health = Health()
     health.checks |= {"nats": nats_connected, "redis": redis_answers}
-    transient = (DBAPIError, OSError, TimeoutError, NatsError)
-    server = rpc.Server(transient, access=access, tls=settings.tls.listener)
+    server = rpc.Server(TRANSIENT, access=access, tls=settings.tls.listener)
     server.add("rlharvest.v1.Fleet", fleet_pb2_grpc.add_FleetServicer_to_server, core.roster)
     server.add("rlharvest.v1.Batches", batches_pb2_grpc.add_BatchesServicer_to_server, core.batches)
     held = Jobs(sessions, core, clock, most=settings.most_jobs, checkpoints=settings.checkpoints)

@@ -7,9 +7,14 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 Sessions = async_sessionmaker[AsyncSession]
+
+FAULTS = (DBAPIError, PoolTimeout, OSError)
+"""What any statement may raise while the database is away: it may have been made all the same."""
 
 
 def connect(url: str) -> AsyncEngine:

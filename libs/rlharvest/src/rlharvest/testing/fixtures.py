@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,16 @@ def valkey_server(tmp_path: Path) -> Iterator[ValkeyServer]:
 def fake_clock() -> FakeClock:
     """A clock that the test turns."""
     return FakeClock()
+
+
+@contextmanager
+def disk_of(path: Path, *, mebibytes: int) -> Iterator[Path]:
+    """Mount a disk of this size, in memory, at a new directory; the test is skipped where this user may mount none."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a disk")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

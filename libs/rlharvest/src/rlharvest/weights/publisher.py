@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import select
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -30,6 +30,8 @@ from rlharvest.weights.manifest import MANIFEST_BYTES, PART_BYTES, FileEntry, Ma
 from rlharvest.weights.transfer import BLOCK_BYTES, TRANSIENT, Progress, Transfer, in_thread
 
 log = structlog.get_logger(__name__)
+
+Reply = TypeVar("Reply")
 
 ERROR_KEY = "rlharvest-error"
 DISK_FULL = "disk_full"
@@ -160,16 +162,15 @@ class Publisher:
                 ) from error
         return entries
 
+    async def _call(self, method: Callable[[Any], Callable[..., Awaitable[Reply]]], request: object) -> Reply:
+        return await self._rpc.call(
+            weights_pb2_grpc.WeightsStub, method, request, timeout_s=self._timeout_s, total_s=self._total_s
+        )
+
     async def _begin(self, manifest_json: str, directory: Path) -> list[str]:
         request = weights_pb2.BeginRequest(manifest_json=manifest_json)
         try:
-            reply: weights_pb2.BeginReply = await self._rpc.call(
-                weights_pb2_grpc.WeightsStub,
-                lambda stub: stub.Begin,
-                request,
-                timeout_s=self._timeout_s,
-                total_s=self._total_s,
-            )
+            reply: weights_pb2.BeginReply = await self._call(lambda stub: stub.Begin, request)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 refusal = f"the weight service refuses to publish {directory}: {error.details()}"
@@ -180,13 +181,7 @@ class Publisher:
     async def _publish(self, manifest: Manifest, text: str, key: str, least: int) -> weights_pb2.PublishReply:
         request = weights_pb2.PublishRequest(job=manifest.job, key=key, manifest_json=text, least_version=least)
         try:
-            reply: weights_pb2.PublishReply = await self._rpc.call(
-                weights_pb2_grpc.WeightsStub,
-                lambda stub: stub.Publish,
-                request,
-                timeout_s=self._timeout_s,
-                total_s=self._total_s,
-            )
+            reply: weights_pb2.PublishReply = await self._call(lambda stub: stub.Publish, request)
         except grpc.aio.AioRpcError as error:
             _translate(error)
         return reply

@@ -60,13 +60,8 @@ def caller(tokens: Tokens | None, authorization: str, cookie: str = "") -> str:
     """Return who calls, by an Authorization header or the cookie of a browser that has logged in."""
     if tokens is None:
         return ANYONE
-    given = bearer(authorization)
-    for token in tokens.values:
-        if hmac.compare_digest(given.encode(), token.encode()):
-            return name_of(token)
-        if hmac.compare_digest(cookie.encode(), session_value(token).encode()):
-            return name_of(token)
-    return UNKNOWN
+    token = tokens.matching(bearer(authorization)) or tokens.matching(cookie, session_value)
+    return name_of(token) if token is not None else UNKNOWN
 
 
 async def keep(sessions: Sessions, record: Record) -> None:

@@ -23,11 +23,10 @@ from rlharvest.errors import (
     NotLeader,
     RlharvestError,
 )
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from rlharvest_coordinator import sql
 from rlharvest_coordinator.api.strict import StrictJSON
 from rlharvest_coordinator.obstacles import REASONS, database_hinders, of_database
 
@@ -117,7 +116,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RlharvestError, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    for kind in (DBAPIError, PoolTimeout, OSError):
+    for kind in sql.FAULTS:
         app.add_exception_handler(kind, database)
     app.add_exception_handler(Exception, unforeseen)
 
