@@ -6,7 +6,7 @@ Nothing here is truth: a message that is lost shows in the heartbeats, and the d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 
 import structlog
@@ -61,34 +61,22 @@ class Courier:
     async def acknowledge_all(self, entries: Sequence[tuple[Entry, Effects]]) -> None:
         """Tell workers what of their spans is in the ledger."""
         now = self.scope.clock.monotonic()
-        # The last word on each response is all that a worker needs: (handle, attempt) -> (length, ack).
-        last: dict[tuple[str, int], dict[tuple[int, int], tuple[int, Ack]]] = {}
+        told: dict[tuple[str, int], list[Effects]] = {}
         for entry, effects in entries:
-            flush, outcomes = effects.flush, effects.outcomes
+            flush, acks = effects.flush, effects.outcomes.acks
             if flush is None:
                 continue
             seat = self.scope.roster.seats.get(entry.who)
             if seat is not None and seat.incarnation == flush.incarnation:
                 seat.numerics_key = flush.numerics_key or seat.numerics_key
-            answers = last.setdefault((entry.who, flush.incarnation), {})
-            asked = zip(flush.handles, flush.attempts, strict=True)
-            answers.update(zip(asked, zip(outcomes.lengths, outcomes.acks, strict=True), strict=True))
+            told.setdefault((entry.who, flush.incarnation), []).append(effects)
             applied = flush.handles
-            if outcomes.acks.count(Ack.APPLIED) < len(applied):
-                applied = list(compress(applied, (ack is Ack.APPLIED for ack in outcomes.acks)))
+            if acks.count(Ack.APPLIED) < len(applied):
+                applied = list(compress(applied, (ack is Ack.APPLIED for ack in acks)))
             self.progress.update(dict.fromkeys(applied, now))
-        for (worker, incarnation), answers in last.items():
-            rows = list(answers.items())
-            for at in range(0, len(rows), ACK_ROWS):
-                part = rows[at : at + ACK_ROWS]
-                acks = spans_pb2.LedgerAck(
-                    incarnation=incarnation,
-                    handle=[handle for (handle, _), _ in part],
-                    attempt=[attempt for (_, attempt), _ in part],
-                    length=[length for _, (length, _) in part],
-                    status=[ack for _, (_, ack) in part],  # type: ignore[misc]  # an alias of the enumeration
-                )
-                await self.scope.nats.publish(subject("acks", self.scope.id, worker), acks.SerializeToString())
+        for (worker, incarnation), batch in told.items():
+            for ack in _ledger_acks(incarnation, batch):
+                await self.scope.nats.publish(subject("acks", self.scope.id, worker), ack.SerializeToString())
 
     def send(self, handles: Sequence[int]) -> None:
         """Send responses to their new owners."""
@@ -204,3 +192,28 @@ class Courier:
             status=[spans_pb2.ACK_STATUS_APPLIED],
         )
         self.scope.later(self.scope.nats.publish(subject("acks", self.scope.id, seat.id), ack.SerializeToString()))
+
+
+def _ledger_acks(incarnation: int, batch: Sequence[Effects]) -> Iterator[spans_pb2.LedgerAck]:
+    """Yield what a worker is told of its flushes: the last word on each (handle, attempt), which is all that it needs."""
+    flushes = [(effects.flush, effects.outcomes) for effects in batch if effects.flush is not None]
+    if len(flushes) == 1:
+        # Nothing to look for: a fleet's flushes come from many workers in turn.
+        flush, outcomes = flushes[0]
+        handles, attempts, lengths, acks = flush.handles, flush.attempts, outcomes.lengths, outcomes.acks
+    else:
+        last: dict[tuple[int, int], tuple[int, Ack]] = {}
+        for flush, outcomes in flushes:
+            asked = zip(flush.handles, flush.attempts, strict=True)
+            last.update(zip(asked, zip(outcomes.lengths, outcomes.acks, strict=True), strict=True))
+        handles, attempts = [handle for handle, _ in last], [attempt for _, attempt in last]
+        lengths, acks = [length for length, _ in last.values()], [ack for _, ack in last.values()]
+    for at in range(0, len(handles), ACK_ROWS):
+        part = slice(at, at + ACK_ROWS)
+        yield spans_pb2.LedgerAck(
+            incarnation=incarnation,
+            handle=handles[part],
+            attempt=attempts[part],
+            length=lengths[part],
+            status=acks[part],  # type: ignore[arg-type]  # an alias of the enumeration
+        )

@@ -11,6 +11,7 @@ Invariants, whatever the records (property-tested):
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ class Ack(IntEnum):
     """Its attempt does not own the response."""
 
 
+_APPLIED, _ASSIGNED, _STREAMING = Ack.APPLIED, State.ASSIGNED, State.STREAMING
+"""Looked up once, not for each row."""
+
+
 @dataclass(slots=True)
 class Outcomes:
     """What became of the rows of a flush, in order, as columns."""
@@ -42,10 +47,6 @@ class Outcomes:
     lengths: list[int] = field(default_factory=list)
     """Tokens of the response after the row."""
     acks: list[Ack] = field(default_factory=list)
-
-    def add(self, length: int, ack: Ack) -> None:
-        self.lengths.append(length)
-        self.acks.append(ack)
 
 
 @dataclass(slots=True)
@@ -72,44 +73,48 @@ class Book:
 
         Every token that a fleet samples comes through here, so a row makes no object and a counter is written once.
         """
-        outcomes = Outcomes()
         generated = duplicate = fenced = gaps = 0
-        rows = zip(columns.handles, columns.attempts, columns.offsets, columns.counts, strict=True)
-        for row, (handle, attempt, offset, n) in enumerate(rows):
-            response = self.responses.get(handle)
-            if response is None or response.attempt != attempt or not attempt or response.worker != columns.worker:
+        responses, worker = self.responses, sys.intern(columns.worker)
+        lengths: list[int] = []
+        # What is usual, so that only a row of which something else became has to say so.
+        acks = [_APPLIED] * len(columns.handles)
+        rows = zip(columns.handles, columns.attempts, columns.offsets, columns.counts, columns.finishes, strict=True)
+        for row, (handle, attempt, offset, n, finish) in enumerate(rows):
+            response = responses.get(handle)
+            if response is None or response.attempt != attempt or not attempt or response.worker != worker:
                 fenced += n
-                outcomes.add(response.length if response is not None else 0, Ack.FENCED)
+                lengths.append(response.length if response is not None else 0)
+                acks[row] = Ack.FENCED
                 continue
-            transcript = response.transcript
-            if response.state not in OWNED:
+            transcript, state = response.transcript, response.state
+            length = transcript.length
+            if state is not _STREAMING and state is not _ASSIGNED:
                 # It finished under this very attempt: a resend of what is there already.
                 duplicate += n
-                outcomes.add(transcript.length, Ack.APPLIED)
-                continue
-            if offset > transcript.length:
+            elif offset > length:
                 gaps += 1
-                outcomes.add(transcript.length, Ack.GAP)
-                continue
-            new = transcript.append(columns, row, response.budget - transcript.length, response.worker)
-            generated += new
-            duplicate += n - new
-            if new and response.state is State.ASSIGNED:
-                response.deaths = 0
-                self._move(response, State.STREAMING)
-            finish = columns.finishes[row]
-            if finish and offset + n == transcript.length:
-                self._finish(response, Finish(finish))
-            elif transcript.length >= response.budget:
-                self._finish(response, Finish.LENGTH)
-            outcomes.add(transcript.length, Ack.APPLIED)
+                acks[row] = Ack.GAP
+            else:
+                budget = response.budget
+                new = transcript.append(columns, row, budget - length, response.worker)
+                length += new
+                generated += new
+                duplicate += n - new
+                if new and state is _ASSIGNED:
+                    response.deaths = 0
+                    self._move(response, State.STREAMING)
+                if finish and offset + n == length:
+                    self._finish(response, Finish(finish))
+                elif length >= budget:
+                    self._finish(response, Finish.LENGTH)
+            lengths.append(length)
         self.tokens += generated
         self.counters["flushes"] += 1
         self.counters["generated_tokens"] += generated
         self.counters["duplicate_tokens"] += duplicate
         self.counters["fenced_tokens"] += fenced
         self.counters["gaps"] += gaps
-        return outcomes
+        return Outcomes(lengths, acks)
 
     def _move(self, response: Response, state: State) -> None:
         """Put a response into another state, while the owner of the one that has an owner is noted."""
@@ -191,7 +196,7 @@ class Book:
             return False
         response.attempt = assign.attempt
         response.serial = serial
-        response.worker = assign.worker
+        response.worker = sys.intern(assign.worker)  # compared with each row's: mostly the same object
         response.incarnation = assign.incarnation
         response.assigned_length = response.length
         self._move(response, State.ASSIGNED)

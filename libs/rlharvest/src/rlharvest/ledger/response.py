@@ -95,7 +95,7 @@ class Response:
     @property
     def last_version(self) -> int | None:
         """Version of the newest token."""
-        return self.transcript.last_version
+        return self.transcript.version
 
     @property
     def writer(self) -> int:

@@ -27,6 +27,10 @@ class Transcript:
     """The tokens of one response so far."""
 
     length: int = 0
+    version: int | None = None
+    """Version of the newest token."""
+    writer: int = 0
+    """Attempt that generated the newest token; 0 without any."""
     _ids: bytearray = field(default_factory=bytearray)
     _logprobs: bytearray = field(default_factory=bytearray)
     _versions: list[tuple[int, int]] = field(default_factory=list)
@@ -37,21 +41,22 @@ class Transcript:
     @classmethod
     def restore(cls, ids: bytes, logprobs: bytes, runs: Iterable[Run], pieces: Iterable[Piece]) -> Transcript:
         """Return the transcript with these contents; `ids` and `logprobs` are little-endian."""
-        found = cls(len(ids) // 4, bytearray(ids), bytearray(logprobs))
+        found = cls(len(ids) // 4, _ids=bytearray(ids), _logprobs=bytearray(logprobs))
         place = 0
         for run in runs:
-            found._versions.append((place, run.version))
+            found._note(run.version, place)
             place += run.n
         place = 0
         for piece in pieces:
+            found.writer = piece.attempt
             found._attempts.append((place, piece.attempt, piece.worker))
             place += piece.n
         return found
 
     def append(self, columns: Columns, row: int, most: int, worker: str) -> int:
         """Append what is new in a row that starts at or below the length, at most `most` tokens; return how many."""
-        length, offset = self.length, columns.offsets[row]
-        skip = length - offset
+        length = self.length
+        skip = length - columns.offsets[row]
         take = columns.counts[row] - skip
         if take > most:
             take = most
@@ -62,19 +67,28 @@ class Transcript:
         self._ids += columns.ids[start:end]
         self._logprobs += columns.logprobs[start:end]
         self.length = length + take
-        for run in range(columns.first_runs[row], columns.first_runs[row + 1]):
-            version = columns.run_versions[run]
-            if not self._versions or self._versions[-1][1] != version:
-                self._note(version, offset, offset + columns.run_counts[run], length)
-            offset += columns.run_counts[run]
-        if not self._attempts or self._attempts[-1][1] != columns.attempts[row]:
-            self._attempts.append((length, columns.attempts[row], worker))
+        if columns.version is None:
+            self._note_runs(columns, row, length)
+        elif columns.version != self.version:
+            self._note(columns.version, length)
+        attempt = columns.attempts[row]
+        if attempt != self.writer:
+            self.writer = attempt
+            self._attempts.append((length, attempt, worker))
         return take
 
-    def _note(self, version: int, start: int, end: int, before: int) -> None:
-        """Note the version of tokens `start` .. `end`, of those that are new: there were `before`."""
-        if end > before and start < self.length:
-            self._versions.append((max(start, before), version))
+    def _note_runs(self, columns: Columns, row: int, before: int) -> None:
+        """Note the versions of a row's tokens, of those that are new: there were `before`."""
+        start = columns.offsets[row]
+        for n, version in columns.runs(row):
+            end = start + n
+            if end > before and start < self.length and version != self.version:
+                self._note(version, max(start, before))
+            start = end
+
+    def _note(self, version: int, place: int) -> None:
+        self.version = version
+        self._versions.append((place, version))
 
     @property
     def ids(self) -> Ids:
@@ -97,13 +111,3 @@ class Transcript:
         """The runs of tokens of one attempt, in order."""
         ends = [*self._attempts, (self.length, 0, "")]
         return [Piece(end - start, attempt, worker) for (start, attempt, worker), (end, _, _) in pairwise(ends)]
-
-    @property
-    def last_version(self) -> int | None:
-        """Version of the newest token."""
-        return self._versions[-1][1] if self._versions else None
-
-    @property
-    def writer(self) -> int:
-        """Attempt that generated the newest token; 0 without any."""
-        return self._attempts[-1][1] if self._attempts else 0
