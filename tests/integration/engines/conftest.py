@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from rlharvest.engine import EngineConfig, Request, Sampling
+from rlharvest.engine import Engine, EngineConfig, Request, Sampling
 from rlharvest.spans import Finish, Span, Tokens
 from rlharvest_rollout.engines.torch.engine import TorchEngine
 
@@ -100,9 +100,11 @@ def request(handle: int = 0, **changes: Any) -> Request:
 class Driver:
     """An engine and what came out of it."""
 
-    engine: TorchEngine
+    engine: Engine
     got: dict[int, Tokens]
     finishes: dict[int, Finish]
+    patience_s: float = 20
+    """Longest wait for new tokens."""
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Submit, and expect the tokens after each prefix."""
@@ -115,7 +117,7 @@ class Driver:
 
     async def take(self) -> list[Span]:
         """Wait for spans once, and append them."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(self.patience_s):
             spans = await self.engine.spans()
         for span in spans:
             tokens = self.got[span.handle]
@@ -138,9 +140,7 @@ class Driver:
 
 
 class Drive(Protocol):
-    def __call__(
-        self, directory: Path, *, slots: int = 64, kv_memory_bytes: int = 1 << 28, **config: Any
-    ) -> AbstractAsyncContextManager[Driver]: ...
+    def __call__(self, directory: Path, *, slots: int = 64, **config: Any) -> AbstractAsyncContextManager[Driver]: ...
 
 
 @pytest.fixture
@@ -149,9 +149,20 @@ def drive() -> Drive:
 
     @asynccontextmanager
     async def started(
-        directory: Path, *, slots: int = 64, kv_memory_bytes: int = 1 << 28, **config: Any
+        directory: Path,
+        *,
+        slots: int = 64,
+        kv_memory_bytes: int = 1 << 28,
+        draft_memory_bytes: int = 1 << 26,
+        **config: Any,
     ) -> AsyncIterator[Driver]:
-        engine = TorchEngine(threads=1, slots=slots, kv_memory_bytes=kv_memory_bytes, device="cpu")
+        engine = TorchEngine(
+            threads=1,
+            slots=slots,
+            kv_memory_bytes=kv_memory_bytes,
+            draft_memory_bytes=draft_memory_bytes,
+            device="cpu",
+        )
         values: dict[str, Any] = {"slots": slots, "context": CONTEXT, "options": {}, "batch_invariant": True}
         try:
             await engine.start(EngineConfig(**{**values, **config}))
@@ -161,6 +172,12 @@ def drive() -> Drive:
             await engine.close()
 
     return started
+
+
+@pytest.fixture(scope="session")
+def driver_of() -> Callable[..., Driver]:
+    """Return a driver of any engine that is ready."""
+    return lambda engine, patience_s=20.0: Driver(engine, {}, {}, patience_s)
 
 
 MakeRequest = Callable[..., Request]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from rlharvest.engine import EngineBroken
 from rlharvest.errors import InvalidField
 from rlharvest.spans import Finish, Run
+from rlharvest_rollout.engines.outbox import Outbox, Token
+from rlharvest_rollout.engines.stops import StopText
 from rlharvest_rollout.engines.torch.architecture import architecture
 from rlharvest_rollout.engines.torch.attention import attend, attend_blocks
 from rlharvest_rollout.engines.torch.kv_cache import Prompt, PromptCache
 from rlharvest_rollout.engines.torch.numerics import ROW_BLOCK, ROW_BLOCKS, Numerics, row_blocks, split
-from rlharvest_rollout.engines.torch.outbox import Outbox, Token
-from rlharvest_rollout.engines.torch.stops import StopText
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 from rlharvest.v1 import fleet_pb2
-from rlharvest_rollout.lease import RETRY_MOST_S, Fence, Pull, Pulls, Target, target_of
+from rlharvest_rollout.lease import RETRY_MOST_S, Fence, Pull, Pulls, Target, engine_for, target_of
 
 
 def test_a_lower_epoch_and_another_incarnation_are_refused():
@@ -74,3 +74,13 @@ def test_the_version_only_rises_and_newer_targets_never_starve_a_pull(events):
             assert pulls.loaded >= before
     if pulls.pulling is None and pulls.loaded == newest:
         assert pulls.decide() is Pull.WAIT
+
+
+def test_auto_is_the_best_engine_that_can_do_what_is_asked():
+    everything = ("vllm", "torch", "stub")
+    assert engine_for("auto", everything, batch_invariant=False) == "vllm"
+    assert engine_for("auto", everything, batch_invariant=True) == "torch"
+    assert engine_for("auto", ("vllm", "stub"), batch_invariant=True) == "vllm"
+    assert engine_for("auto", ("torch", "stub"), batch_invariant=False) == "torch"
+    assert engine_for("auto", ("stub",), batch_invariant=False) is None
+    assert engine_for("stub", everything, batch_invariant=True) == "stub"

@@ -74,8 +74,8 @@ class Scope:
 
     @property
     def engine(self) -> str:
-        """Engine that the job needs."""
-        return "torch" if self.spec.rollout.engine == "auto" else self.spec.rollout.engine
+        """Engine that the job needs; `auto`: each worker takes the best that it has."""
+        return self.spec.rollout.engine
 
     def seat(self, response: Response) -> Seat | None:
         """Return the worker that owns a response, unless it has joined anew since."""

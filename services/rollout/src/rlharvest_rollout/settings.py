@@ -12,7 +12,7 @@ from pydantic_settings import NoDecode
 from rlharvest.credentials import Caller
 from rlharvest.settings import ServiceSettings, Token
 
-EngineName = Literal["torch", "stub"]
+EngineName = Literal["vllm", "torch", "stub"]
 
 
 class RolloutSettings(ServiceSettings):
@@ -34,10 +34,16 @@ class RolloutSettings(ServiceSettings):
     """Responses it runs at a time."""
 
     threads: int = Field(0, ge=0)
-    """Compute threads of the torch engine; 0: one for each processor that this process may use."""
+    """Compute threads of the engine; 0: one for each processor that this process may use."""
 
     kv_memory_mb: int = Field(1024, ge=1)
-    """Bound of the torch engine's memory for keys and values."""
+    """Bound of the engine's memory for keys and values; vLLM on a GPU goes by gpu_memory instead."""
+
+    tensor_parallel: int = Field(1, ge=1, le=64)
+    """GPUs that vLLM splits a model over."""
+
+    gpu_memory: float = Field(0.9, gt=0, le=1)
+    """Share of each GPU's memory that vLLM takes for weights, keys and values."""
 
     pull_threads: int = Field(4, ge=1, le=64)
     """Parts of a version that are fetched at a time."""
@@ -81,11 +87,19 @@ class RolloutSettings(ServiceSettings):
         """The engines to register with, best first."""
         if self.engines:
             return self.engines
-        return ("torch", "stub") if importlib.util.find_spec("torch") else ("stub",)
+        if not importlib.util.find_spec("torch"):
+            return ("stub",)
+        return ("vllm", "torch", "stub") if importlib.util.find_spec("vllm") else ("torch", "stub")
+
+    @property
+    def leasable_engines(self) -> tuple[str, ...]:
+        """What a lease may name: the engines, and `auto` where one of them computes a model."""
+        real = any(engine != "stub" for engine in self.offered_engines)
+        return (*self.offered_engines, "auto") if real else self.offered_engines
 
     @property
     def compute_threads(self) -> int:
-        """Compute threads of the torch engine."""
+        """Compute threads of the engine."""
         return self.threads or len(os.sched_getaffinity(0))
 
     @property

@@ -6,8 +6,11 @@ one has at least one byte. So a response that continues elsewhere ends at the ve
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
+from rlharvest.errors import InvalidField
 from tokenizers import Tokenizer
 
 MARGIN = 8
@@ -34,3 +37,31 @@ class StopText:
             start -= 1
             wanted -= ids[start] not in self._special
         return self.whole(ids[start:])
+
+
+class StopTexts:
+    """The decoder of each version; versions of a job share their tokenizer, which takes as long to read as a small model."""
+
+    def __init__(self) -> None:
+        self._digest = ""
+        self._newest: StopText | None = None
+
+    def read(self, path: Path) -> StopText | None:
+        """Return the decoder of a tokenizer.json; None: there is none.
+
+        Raises:
+            InvalidField: the file is no tokenizer.
+        """
+        if not path.exists():
+            return None
+        data = path.read_bytes()
+        digest = hashlib.blake2b(data).hexdigest()
+        if self._newest is None or self._digest != digest:
+            try:
+                tokenizer = Tokenizer.from_str(data.decode())
+            except Exception as error:  # the library raises nothing narrower
+                raise InvalidField(
+                    "model", str(path), f"not a tokenizer ({error})", "Save the tokenizer again."
+                ) from error
+            self._digest, self._newest = digest, StopText(tokenizer)
+        return self._newest
