@@ -20,6 +20,7 @@ METHODS: dict[str, frozenset[Role]] = {
     "/rlharvest.v1.Fleet/Register": frozenset({"worker"}),
     "/rlharvest.v1.Fleet/Leave": frozenset({"worker"}),
     "/rlharvest.v1.Fleet/GetPrefix": frozenset({"worker"}),
+    "/rlharvest.v1.Fleet/GetDrafts": frozenset({"worker"}),
     "/rlharvest.v1.Batches/Claim": frozenset({"service"}),
     "/rlharvest.v1.Batches/Renew": frozenset({"service"}),
     "/rlharvest.v1.Batches/NextBatch": frozenset({"service"}),

@@ -15,12 +15,14 @@ An engine turns requests into spans. It knows nothing of buses, leases or acknow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rlharvest.errors import InfrastructureError
 from rlharvest.spans import Ids, Span
+from rlharvest.speculation.history import DraftSource
+from rlharvest.speculation.options import Speculation
 
 Kv = Literal["recompute", "keep"]
 
@@ -59,6 +61,8 @@ class Request:
     budget: int
     """Most tokens of the response, prefix included."""
     sampling: Sampling
+    drafts: DraftSource | None = None
+    """Earlier responses to the prompt. They may make it faster and change nothing; siblings share one object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,7 @@ class EngineConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     batch_invariant: bool = False
     kv: Kv = "recompute"
+    speculation: Speculation = field(default_factory=Speculation)
     options: dict[str, Any]
     """Settings of the engine's own (rollout.stub of the job, for the stub engine)."""
 
@@ -86,6 +91,11 @@ class EngineStats:
     prefill_tokens: int = 0
     prefill_saved_tokens: int = 0
     """Prompt tokens that prefix sharing did not compute again."""
+    drafts: int = 0
+    """Drafts verified."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of the drafted ones."""
 
 
 class Engine(Protocol):

@@ -108,6 +108,7 @@ class Roster(fleet_pb2_grpc.FleetServicer):
         """Heartbeats that were none, or not of whom they came from."""
         self.admit: Callable[[fleet_pb2.AdmitRequest], fleet_pb2.AdmitReply] = lambda _request: fleet_pb2.AdmitReply()
         self.prefix: Callable[[fleet_pb2.GetPrefixRequest], fleet_pb2.GetPrefixReply | None] = lambda _request: None
+        self.history: Callable[[fleet_pb2.GetDraftsRequest], list[bytes]] = lambda _request: []
         self.on_beat: Callable[[Seat], None] = lambda _seat: None
         self.on_loss: Callable[[Seat, str], None] = lambda _seat, _reason: None
         self._last_tick: float | None = None
@@ -202,6 +203,12 @@ class Roster(fleet_pb2_grpc.FleetServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the attempt does not own this response")
         assert reply is not None
         return reply
+
+    async def GetDrafts(
+        self, request: fleet_pb2.GetDraftsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.GetDraftsReply:
+        await self._lead(context)
+        return fleet_pb2.GetDraftsReply(segments=self.history(request))
 
     async def _lead(self, context: grpc.aio.ServicerContext[Any, Any]) -> int:
         epoch = self.epoch()

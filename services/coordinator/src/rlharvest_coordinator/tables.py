@@ -181,7 +181,11 @@ class Group(Base):
     masked: Mapped[bool] = mapped_column(default=False)
     at: Mapped[float]
 
-    __table_args__ = (UniqueConstraint("job", "step", "position"), Index("groups_by_state", "job", "state", "ordinal"))
+    __table_args__ = (
+        UniqueConstraint("job", "step", "position"),
+        Index("groups_by_state", "job", "state", "ordinal"),
+        Index("groups_by_prompt", "job", "prompt", "data_epoch"),
+    )
 
 
 class Sample(Base):

@@ -1,18 +1,25 @@
 """Which assignments a worker takes: a pure decision, and the translation from the wire.
 
 Invariants: an attempt that was taken once is never started a second time, however often it is sent; an older attempt
-than one seen is refused; nothing starts below its minimal version; no more run than there are slots.
+than one seen is refused; nothing starts below its minimal version; no more run than there are slots. All this holds for
+the responses that are held and for the REMEMBERED times `slots` newest others: an order that comes later than that costs
+its tokens, which the ledger refuses, and nothing else.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlharvest.engine import Request, Sampling
 from rlharvest.ledger.response import epoch_of
 from rlharvest.spans import as_ids
+from rlharvest.speculation.history import DraftSource
 from rlharvest.v1 import fleet_pb2
+
+REMEMBERED = 8
+"""Responses whose attempts are remembered after they were handed over, for each slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +68,22 @@ class Admission:
                 reason = f"all {self.slots} slots are taken"
             else:
                 take.append(one)
+                self._newest.pop(one.handle, None)  # so that the oldest is the first
                 self._newest[one.handle] = one.attempt
                 running += one.handle not in held
                 continue
             refused.append(one.handle)
             reasons[reason] = None
+        self._forget({*held, *(one.handle for one in take)})
         return Verdict(tuple(take), tuple(refused), "; ".join(reasons))
+
+    def _forget(self, held: set[int]) -> None:
+        """Keep no more than it takes to know an order that comes again."""
+        spare = len(self._newest) - len(held) - REMEMBERED * self.slots
+        if spare > 0:
+            over = itertools.islice((handle for handle in self._newest if handle not in held), spare)
+            for handle in list(over):
+                del self._newest[handle]
 
 
 def sampling_of(message: fleet_pb2.Sampling) -> Sampling:
@@ -82,7 +99,14 @@ def sampling_of(message: fleet_pb2.Sampling) -> Sampling:
     )
 
 
-def request_of(assignment: fleet_pb2.Assignment, sampling: Sampling, *, prompt: bytes, prefix: bytes) -> Request:
+def request_of(
+    assignment: fleet_pb2.Assignment,
+    sampling: Sampling,
+    *,
+    prompt: bytes,
+    prefix: bytes,
+    drafts: DraftSource | None = None,
+) -> Request:
     """Return an engine's request; `prompt` and `prefix` are little-endian u32.
 
     Raises:
@@ -97,4 +121,5 @@ def request_of(assignment: fleet_pb2.Assignment, sampling: Sampling, *, prompt: 
         prefix=as_ids(prefix),
         budget=assignment.budget,
         sampling=sampling,
+        drafts=drafts,
     )

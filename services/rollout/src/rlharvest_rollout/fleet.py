@@ -80,7 +80,7 @@ class Fleet:
             hostname=socket.gethostname(),
             pid=os.getpid(),
             worker_class=_CLASSES[self._settings.worker_class],
-            engines=self._settings.offered_engines,
+            engines=self._settings.leasable_engines,
             slots=self._settings.slots,
             numerics_key=numerics_key,
             batch_invariant=batch_invariant,
@@ -117,6 +117,18 @@ class Fleet:
         request = fleet_pb2.GetPrefixRequest(job=job, handle=handle, attempt=attempt, worker=self._worker)
         return await self._client.call(
             fleet_pb2_grpc.FleetStub, lambda stub: stub.GetPrefix, request, timeout_s=5.0, total_s=20.0
+        )
+
+    async def get_drafts(self, job: str, group: int) -> fleet_pb2.GetDraftsReply:
+        """Return the history of a group's prompt.
+
+        Raises:
+            grpc.aio.AioRpcError: the coordinator cannot give it.
+            Unavailable: no coordinator answered.
+        """
+        request = fleet_pb2.GetDraftsRequest(job=job, group=group, worker=self._worker)
+        return await self._client.call(
+            fleet_pb2_grpc.FleetStub, lambda stub: stub.GetDrafts, request, timeout_s=5.0, total_s=5.0
         )
 
     async def close(self) -> None:

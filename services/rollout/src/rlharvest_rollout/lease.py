@@ -7,7 +7,7 @@ cannot keep a worker from ever loading one: a pull that replaced another is run 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from rlharvest.engine import EngineConfig, Kv
 from rlharvest.jobs.model import Rollout
 from rlharvest.ledger.response import MAX_EPOCH
+from rlharvest.speculation.options import Speculation
 from rlharvest.v1 import fleet_pb2
 
 RETRY_FIRST_S = 0.5
@@ -61,27 +62,48 @@ class Target:
         return other is not None and (self.job, self.engine, self.config) == (other.job, other.engine, other.config)
 
 
-def target_of(lease: fleet_pb2.Lease, *, offered: Collection[str], slots: int) -> Target | str:
+def engine_for(wanted: str, offered: Sequence[str], *, batch_invariant: bool) -> str | None:
+    """Return the engine that serves a job, of those offered, best first; None: none does.
+
+    `auto` is the best one that computes a model and can do what is asked: vLLM cannot be batch-invariant.
+    """
+    if wanted != "auto":
+        return wanted if wanted in offered else None
+    real = [name for name in offered if name != "stub"]
+    if batch_invariant and "torch" in real:
+        return "torch"
+    return real[0] if real else None
+
+
+def target_of(lease: fleet_pb2.Lease, *, offered: Sequence[str], slots: int) -> Target | str:
     """Return the target that a lease sets, or why it cannot be served."""
-    if lease.engine not in offered:
-        return f"engine {lease.engine!r} is not offered here; offered: {', '.join(offered)}"
     try:
         rollout = Rollout.model_validate_json(lease.rollout_json or "{}")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         return f"rollout_json: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    engine = engine_for(lease.engine, offered, batch_invariant=bool(rollout.batch_invariant))
+    if engine is None:
+        return f"engine {lease.engine!r} is not offered here; offered: {', '.join(offered)}"
     kv: Kv = "keep" if (lease.kv or rollout.kv) == "keep" else "recompute"
+    drafts = rollout.speculation
     config = EngineConfig(
         slots=min(slots, rollout.max_inflight_per_worker),
         context=lease.context,
         dtype=rollout.dtype,
         batch_invariant=bool(rollout.batch_invariant),
         kv=kv,
-        options=rollout.stub if lease.engine == "stub" else {},
+        speculation=Speculation(
+            enabled=drafts.enabled,
+            window_max=drafts.window_max,
+            match_max=drafts.match_max,
+            match_min=drafts.match_min,
+        ),
+        options=rollout.stub if engine == "stub" else {},
     )
     return Target(
         job=lease.job,
-        engine=lease.engine,
+        engine=engine,
         weights_url=lease.weights_url,
         version=lease.target_version,
         tokenizer_digest=lease.tokenizer_digest,

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 import structlog
 from nats.aio.client import Client
-from rlharvest.engine import Engine, EngineBroken, Sampling
+from rlharvest.engine import Engine, EngineBroken, Request, Sampling
 from rlharvest.errors import CorruptData, InvalidField, RlharvestError, Unavailable
+from rlharvest.speculation.history import DraftSource
 from rlharvest.supervise import Supervisor, cancel
 from rlharvest.v1 import fleet_pb2, spans_pb2
 
 from rlharvest_rollout import metrics
 from rlharvest_rollout.admission import Admission, Verdict, request_of, sampling_of
 from rlharvest_rollout.buffer import AckOutcome, Buffer
+from rlharvest_rollout.drafts import DraftCounts, source_of, sources_of
 from rlharvest_rollout.fleet import Fleet
 from rlharvest_rollout.lease import Pull, Pulls, Target
 from rlharvest_rollout.publisher import Publisher
@@ -63,6 +66,7 @@ class Session:
         """What it does besides generating, for people."""
         self.generated = 0
         """Tokens taken from the engine in this incarnation."""
+        self.draft_counts = DraftCounts()
         self._worker = worker
         self._settings = settings
         self._supervisor = supervisor
@@ -125,23 +129,25 @@ class Session:
             version=None if self._stopped else self.engine.version,
         )
         sampling = sampling_of(message.sampling)
-        requests = []
+        sources, fetched = sources_of(message)
+        requests: list[Request] = []
+        later: dict[int, list[Request]] = {}
+        """By group, those that wait for its history."""
         refused = list(verdict.refused)
         reason = verdict.reason
         for one in verdict.take:
             if one.prefix_by_reference:
                 self.buffer.open(one.handle, one.attempt, one.prefix_length)
-                fetch = self._supervisor.spawn("prefix", self._start_by_reference(one, sampling), may_end=True)
-                self._fetches.add(fetch)
-                fetch.add_done_callback(self._fetches.discard)
+                self._fetch("prefix", self._start_by_reference(one, sampling, sources.get(one.group)))
                 continue
             try:
-                requests.append(request_of(one, sampling, prompt=one.prompt, prefix=one.prefix))
+                request = request_of(one, sampling, prompt=one.prompt, prefix=one.prefix, drafts=sources.get(one.group))
             except CorruptData as error:
                 refused.append(one.handle)
                 reason = str(error)
             else:
-                self.buffer.open(one.handle, one.attempt, len(requests[-1].prefix))
+                self.buffer.open(one.handle, one.attempt, len(request.prefix))
+                (later.setdefault(one.group, []) if one.group in fetched else requests).append(request)
         try:
             self.engine.submit(requests)
         except InvalidField as error:  # nothing of the call was taken
@@ -149,6 +155,8 @@ class Session:
                 self.buffer.forget(request.handle, request.attempt)
                 refused.append(request.handle)
             reason = str(error)
+        for group, waiting in later.items():
+            self._fetch("history", self._start_with_history(group, waiting))
         metrics.REFUSALS.labels("assignment").inc(len(refused))
         return Verdict(verdict.take, tuple(refused), reason)
 
@@ -262,24 +270,47 @@ class Session:
             await asyncio.sleep(self._settings.probe_s)
             await self.publisher.probe()
 
-    async def _start_by_reference(self, assignment: fleet_pb2.Assignment, sampling: Sampling) -> None:
+    def _fetch(self, name: str, start: Coroutine[Any, Any, None]) -> None:
+        """Start responses in the background."""
+        fetch = self._supervisor.spawn(name, start, may_end=True)
+        self._fetches.add(fetch)
+        fetch.add_done_callback(self._fetches.discard)
+
+    async def _start_by_reference(
+        self, assignment: fleet_pb2.Assignment, sampling: Sampling, drafts: DraftSource | None
+    ) -> None:
         handle, attempt = assignment.handle, assignment.attempt
         try:
             reply = await self._fleet.get_prefix(self.target.job, handle, attempt)
-            request = request_of(assignment, sampling, prompt=reply.prompt, prefix=reply.prefix)
+            request = request_of(assignment, sampling, prompt=reply.prompt, prefix=reply.prefix, drafts=drafts)
         except (grpc.aio.AioRpcError, Unavailable, CorruptData) as error:
             # It is absent from the next heartbeats, so the coordinator assigns it anew.
             log.warning("prefix.failed", handle=handle, attempt=attempt, error=str(error))
             metrics.ABORTS.labels("prefix").inc()
             self.buffer.forget(handle, attempt)
             return
-        if self.buffer.attempt(handle) == attempt:
-            self.buffer.open(handle, attempt, len(request.prefix))
-            try:
-                self.engine.submit([request])
-            except InvalidField as error:
-                log.warning("response.refused", handle=handle, error=str(error))
-                self.buffer.forget(handle, attempt)
+        self._start_late(request)
+
+    async def _start_with_history(self, group: int, requests: Sequence[Request]) -> None:
+        drafts = None
+        try:
+            drafts = source_of((await self._fleet.get_drafts(self.target.job, group)).segments)
+        except (grpc.aio.AioRpcError, Unavailable) as error:
+            log.warning("history.failed", group=group, error=str(error))
+        for request in requests:
+            self._start_late(replace(request, drafts=drafts))
+
+    def _start_late(self, request: Request) -> None:
+        """Start a response whose assignment was taken some time ago, if it is still wanted."""
+        handle, attempt = request.handle, request.attempt
+        if self.buffer.attempt(handle) != attempt:
+            return
+        self.buffer.open(handle, attempt, len(request.prefix))
+        try:
+            self.engine.submit([request])
+        except InvalidField as error:
+            log.warning("response.refused", handle=handle, error=str(error))
+            self.buffer.forget(handle, attempt)
 
     async def _follow(self) -> None:
         pull: asyncio.Task[None] | None = None

@@ -151,13 +151,22 @@ def text() -> str:
     """Return the whole reference as Markdown."""
     parts = [HEAD, "The least that is useful:\n\n", _yaml(SMALL), "\nMost fields, set:\n\n", _yaml(LARGE)]
     parts += ["\n## Fields\n\n### Top level\n\n", _table(JobSpec, "")]
-    for field in fields.of(JobSpec, {}):
-        if field.block is not None:
-            path = f"{field.name}[]." if field.kind.startswith("list") else f"{field.name}."
-            parts += [f"\n### `{field.name}`\n\n{field.block.__doc__}\n\n", _table(field.block, path)]
+    parts += _blocks(JobSpec, "")
     rows = [(f"`{alias}`", f"`{ours}`") for alias, ours in ALIASES.items()]
     parts += ["\n", REWARDS, fields.table(("theirs", "ours"), rows)]
     return "".join(parts)
+
+
+def _blocks(model: type[BaseModel], within: str) -> list[str]:
+    """Return the sections of a model's blocks, and of theirs."""
+    parts = []
+    for field in fields.of(model, {}):
+        if field.block is not None:
+            name = within + field.name
+            path = f"{name}[]." if field.kind.startswith("list") else f"{name}."
+            parts += [f"\n### `{name}`\n\n{field.block.__doc__}\n\n", _table(field.block, path)]
+            parts += _blocks(field.block, path)
+    return parts
 
 
 def _yaml(example: str) -> str:

@@ -88,6 +88,10 @@ class FakeCoordinator:
         self.counts: Counter[str] = Counter()
         self.flushes: list[Flush] = []
         self.sampling = fleet_pb2.Sampling(temperature=1.0, top_p=1.0, eos_ids=[0], vocab=100)
+        self.history: dict[int, list[bytes]] = {}
+        """group -> history segments that assignments of it name, to be fetched."""
+        self.history_asked: Counter[int] = Counter()
+        """How often each group's history was fetched."""
         self.admissions = 0
         """Credentials that were given."""
         self._nats_url = nats_url
@@ -221,6 +225,10 @@ class FakeCoordinator:
             incarnation=self.workers[worker].incarnation,
             sampling=self.sampling,
             assignments=assignments,
+            draft_sources=[
+                fleet_pb2.DraftSource(group=group, by_reference=True)
+                for group in sorted({one.group for one in assignments} & self.history.keys())
+            ],
         )
         reply = await self.nc.request(bus.subject("assign", self.job, worker), message.SerializeToString(), timeout=3)
         return fleet_pb2.AssignReply.FromString(reply.data)
@@ -352,3 +360,7 @@ class _Fleet(fleet_pb2_grpc.FleetServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another attempt owns the response")
             raise AssertionError("abort raises")
         return fleet_pb2.GetPrefixReply(prompt=ids_bytes(response.prompt), prefix=ids_bytes(response.tokens.ids))
+
+    async def GetDrafts(self, request: fleet_pb2.GetDraftsRequest, context: Any) -> fleet_pb2.GetDraftsReply:
+        self._coordinator.history_asked[request.group] += 1
+        return fleet_pb2.GetDraftsReply(segments=self._coordinator.history.get(request.group, []))

@@ -303,6 +303,54 @@ class GetPrefixReply(_message.Message):
 Global___GetPrefixReply: _TypeAlias = GetPrefixReply  # noqa: Y015
 
 @_typing.final
+class GetDraftsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    group: _builtins.int
+    worker: _builtins.str
+    """who asks"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        group: _builtins.int = ...,
+        worker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDraftsRequest: _TypeAlias = GetDraftsRequest  # noqa: Y015
+
+@_typing.final
+class GetDraftsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as in DraftSource"""
+
+    def __init__(
+        self,
+        *,
+        segments: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDraftsReply: _TypeAlias = GetDraftsReply  # noqa: Y015
+
+@_typing.final
 class Lease(_message.Message):
     """Coordinator -> worker, core NATS request, subject rlharvest.v1.lease.<job>.<worker>. The worker serves this job from
     now on. Level-triggered: sent again with a newer target_version whenever a heartbeat shows the worker behind it.
@@ -391,6 +439,7 @@ class Assignments(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    DRAFT_SOURCES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """a lower one than the worker has seen is refused"""
     incarnation: _builtins.int
@@ -398,6 +447,8 @@ class Assignments(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
+    @_builtins.property
+    def draft_sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftSource]: ...
     def __init__(
         self,
         *,
@@ -405,14 +456,46 @@ class Assignments(_message.Message):
         incarnation: _builtins.int = ...,
         sampling: Global___Sampling | None = ...,
         assignments: _abc.Iterable[Global___Assignment] | None = ...,
+        draft_sources: _abc.Iterable[Global___DraftSource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "incarnation", b"incarnation", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "draft_sources", b"draft_sources", "epoch", b"epoch", "incarnation", b"incarnation", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Assignments: _TypeAlias = Assignments  # noqa: Y015
+
+@_typing.final
+class DraftSource(_message.Message):
+    """Earlier responses to the prompt of a group: what its drafts are made of. They change nothing that is sampled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    BY_REFERENCE_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    by_reference: _builtins.bool
+    """segments are left out: fetch them with GetDrafts"""
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """HistorySegment behind its digest, see rlharvest.speculation.segment"""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        segments: _abc.Iterable[_builtins.bytes] | None = ...,
+        by_reference: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_reference", b"by_reference", "group", b"group", "segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):

@@ -54,6 +54,11 @@ class FleetStub:
                 request_serializer=rlharvest_dot_v1_dot_fleet__pb2.GetPrefixRequest.SerializeToString,
                 response_deserializer=rlharvest_dot_v1_dot_fleet__pb2.GetPrefixReply.FromString,
                 _registered_method=True)
+        self.GetDrafts = channel.unary_unary(
+                '/rlharvest.v1.Fleet/GetDrafts',
+                request_serializer=rlharvest_dot_v1_dot_fleet__pb2.GetDraftsRequest.SerializeToString,
+                response_deserializer=rlharvest_dot_v1_dot_fleet__pb2.GetDraftsReply.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -89,6 +94,14 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDrafts(self, request, context):
+        """History of a group's prompt that was too large to come with an assignment (DraftSource.by_reference); empty if the
+        group is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +124,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.GetPrefix,
                     request_deserializer=rlharvest_dot_v1_dot_fleet__pb2.GetPrefixRequest.FromString,
                     response_serializer=rlharvest_dot_v1_dot_fleet__pb2.GetPrefixReply.SerializeToString,
+            ),
+            'GetDrafts': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDrafts,
+                    request_deserializer=rlharvest_dot_v1_dot_fleet__pb2.GetDraftsRequest.FromString,
+                    response_serializer=rlharvest_dot_v1_dot_fleet__pb2.GetDraftsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +239,33 @@ class Fleet:
             '/rlharvest.v1.Fleet/GetPrefix',
             rlharvest_dot_v1_dot_fleet__pb2.GetPrefixRequest.SerializeToString,
             rlharvest_dot_v1_dot_fleet__pb2.GetPrefixReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDrafts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlharvest.v1.Fleet/GetDrafts',
+            rlharvest_dot_v1_dot_fleet__pb2.GetDraftsRequest.SerializeToString,
+            rlharvest_dot_v1_dot_fleet__pb2.GetDraftsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class FleetStub:
     """Tokens of a response whose assignment came without them (prefix_by_reference).
     FAILED_PRECONDITION: the attempt no longer owns the response.
     """
+    GetDrafts: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetDraftsRequest, _fleet_pb2.GetDraftsReply]
+    """History of a group's prompt that was too large to come with an assignment (DraftSource.by_reference); empty if the
+    group is over.
+    """
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -58,6 +62,10 @@ class FleetAsyncStub(FleetStub):
     GetPrefix: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetPrefixRequest, _fleet_pb2.GetPrefixReply]  # type: ignore[assignment]
     """Tokens of a response whose assignment came without them (prefix_by_reference).
     FAILED_PRECONDITION: the attempt no longer owns the response.
+    """
+    GetDrafts: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetDraftsRequest, _fleet_pb2.GetDraftsReply]  # type: ignore[assignment]
+    """History of a group's prompt that was too large to come with an assignment (DraftSource.by_reference); empty if the
+    group is over.
     """
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
@@ -95,6 +103,16 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.GetPrefixReply, _abc.Awaitable[_fleet_pb2.GetPrefixReply]]:
         """Tokens of a response whose assignment came without them (prefix_by_reference).
         FAILED_PRECONDITION: the attempt no longer owns the response.
+        """
+
+    @_abc_1.abstractmethod
+    def GetDrafts(
+        self,
+        request: _fleet_pb2.GetDraftsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.GetDraftsReply, _abc.Awaitable[_fleet_pb2.GetDraftsReply]]:
+        """History of a group's prompt that was too large to come with an assignment (DraftSource.by_reference); empty if the
+        group is over.
         """
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

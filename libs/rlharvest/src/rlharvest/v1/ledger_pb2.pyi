@@ -165,7 +165,10 @@ Global___Begin: _TypeAlias = Begin  # noqa: Y015
 
 @_typing.final
 class Admit(_message.Message):
-    """A group starts: responses with handles first_handle .. first_handle + n - 1 become pending."""
+    """A group starts: responses with handles first_handle .. first_handle + n - 1 become pending.
+    Groups of an ordinal below 2^31 are trained, and so are their handles. One from 2^31 on answers a request of the gateway:
+    its ordinal is its first handle, its prompt is known to the coordinator that admitted it, and prompt and data_epoch are 0.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -176,7 +179,7 @@ class Admit(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     DATA_EPOCH_FIELD_NUMBER: _builtins.int
     group: _builtins.int
-    """ordinal of the group in the job, from 0"""
+    """ordinal of the group in the job, from 0, or from 2^31"""
     first_handle: _builtins.int
     n: _builtins.int
     budget: _builtins.int
@@ -506,9 +509,12 @@ class LiveJob(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    NEXT_SERVED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     next_group: _builtins.int
     ended: _builtins.bool
+    next_served: _builtins.int
+    """ordinal of the next group that answers a request of the gateway"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveGroup]: ...
     @_builtins.property
@@ -521,10 +527,11 @@ class LiveJob(_message.Message):
         ended: _builtins.bool = ...,
         groups: _abc.Iterable[Global___LiveGroup] | None = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        next_served: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "ended", b"ended", "epoch", b"epoch", "groups", b"groups", "next_group", b"next_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "ended", b"ended", "epoch", b"epoch", "groups", b"groups", "next_group", b"next_group", "next_served", b"next_served"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,6 @@ beating.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -20,15 +19,14 @@ import torch
 from rlharvest.engine import EngineBroken, EngineConfig, EngineStats, Request
 from rlharvest.errors import Conflict, InvalidField
 from rlharvest.spans import Span
-from tokenizers import Tokenizer
 
+from rlharvest_rollout.engines.outbox import Outbox
+from rlharvest_rollout.engines.stops import StopTexts
 from rlharvest_rollout.engines.torch.architecture import Architecture, read_architecture
 from rlharvest_rollout.engines.torch.checkpoint import read_weights
 from rlharvest_rollout.engines.torch.model import Model
 from rlharvest_rollout.engines.torch.numerics import Numerics
-from rlharvest_rollout.engines.torch.outbox import Outbox
 from rlharvest_rollout.engines.torch.runner import Loaded, Runner
-from rlharvest_rollout.engines.torch.stops import StopText
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +35,13 @@ class TorchEngine:
     """An `rlharvest.engine.Engine` of plain torch, on a GPU if there is one."""
 
     def __init__(
-        self, *, threads: int = 1, slots: int = 64, kv_memory_bytes: int = 1 << 30, device: str | None = None
+        self,
+        *,
+        threads: int = 1,
+        slots: int = 64,
+        kv_memory_bytes: int = 1 << 30,
+        draft_memory_bytes: int = 1 << 28,
+        device: str | None = None,
     ) -> None:
         """Set up without starting anything.
 
@@ -45,11 +49,13 @@ class TorchEngine:
             threads: of torch, for the whole process.
             slots: most sequences that run at a time, whatever a job asks for.
             kv_memory_bytes: bound of the memory for keys and values; sequences beyond it wait.
+            draft_memory_bytes: bound of the memory for what drafts are made of; the oldest epochs go first.
             device: a torch device; None: "cuda" if there is one, else "cpu".
         """
         self.slots = slots
         self._threads = threads
         self._kv_memory_bytes = kv_memory_bytes
+        self._draft_memory_bytes = draft_memory_bytes
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._config = EngineConfig(slots=slots, context=1, options={})
         self._inbox: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
@@ -58,13 +64,13 @@ class TorchEngine:
         self._news = asyncio.Event()
         self._calls: set[asyncio.Future[None]] = set()
         self._outbox = Outbox(self._wake)
-        self._runner = Runner(self._config, self._outbox, slots=slots, kv_memory_bytes=kv_memory_bytes)
+        self._renew(self._config)
         self._loaded: Loaded | None = None
         self._changing = asyncio.Lock()
         self._paused = False
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._stop_text: tuple[str, StopText] | None = None
+        self._stop_texts = StopTexts()
         torch.set_num_threads(threads)
 
     @property
@@ -148,6 +154,11 @@ class TorchEngine:
         """Return the counters of this job."""
         return self._runner.stats()
 
+    @property
+    def draft_memory(self) -> int:
+        """Bytes of what drafts are made of."""
+        return self._runner.draft_memory
+
     async def close(self) -> None:
         """Stop the thread and free the memory."""
         self._closed = True
@@ -201,27 +212,15 @@ class TorchEngine:
         shape: Architecture = read_architecture(directory)
         weights = read_weights(directory, shape, numerics)
         model = Model(shape, weights, numerics, context=self._config.context)
-        return Loaded(version=version, model=model, stop_text=self._tokenizer(directory / "tokenizer.json"))
-
-    def _tokenizer(self, path: Path) -> StopText | None:
-        if not path.exists():
-            return None
-        data = path.read_bytes()
-        digest = hashlib.blake2b(data).hexdigest()
-        # Versions of a job share their tokenizer; parsing a large one takes as long as reading a small model.
-        if self._stop_text is None or self._stop_text[0] != digest:
-            try:
-                tokenizer = Tokenizer.from_str(data.decode())
-            except Exception as error:  # the library raises nothing narrower
-                raise InvalidField(
-                    "model", str(path), f"not a tokenizer ({error})", "Save the tokenizer again."
-                ) from error
-            self._stop_text = digest, StopText(tokenizer)
-        return self._stop_text[1]
+        return Loaded(version=version, model=model, stop_text=self._stop_texts.read(directory / "tokenizer.json"))
 
     def _renew(self, config: EngineConfig) -> None:
         self._runner = Runner(
-            config, self._outbox, slots=min(self.slots, config.slots), kv_memory_bytes=self._kv_memory_bytes
+            config,
+            self._outbox,
+            slots=min(self.slots, config.slots),
+            kv_memory_bytes=self._kv_memory_bytes,
+            draft_memory_bytes=self._draft_memory_bytes,
         )
 
     def _check(self) -> None:

@@ -61,11 +61,17 @@ class KvCache:
         self._places = [layer.view(-1, model.head_dim) for layer in self.data]
         self._kv_heads = model.kv_heads
 
-    def places(self, positions: Tensor) -> Tensor:
-        """Return where `put` stores the keys and values of one position of each of the slots 0 .. n-1."""
+    def places(self, positions: Tensor, slots: Tensor | None = None) -> Tensor:
+        """Return where `put` stores the keys and values of some positions.
+
+        Args:
+            positions: (n,).
+            slots: (n,), of each position; None: one of each of the slots 0 .. n-1.
+        """
         row = torch.arange(2 * (self.slots + 1) * self._kv_heads, device=positions.device)
-        rows = row.view(2, self.slots + 1, self._kv_heads)[:, : len(positions)].transpose(0, 1)
-        return (rows * self.context + positions[:, None, None]).flatten()
+        row = row.view(2, self.slots + 1, self._kv_heads)
+        rows = row[:, : len(positions)] if slots is None else row.index_select(1, slots)
+        return (rows.transpose(0, 1) * self.context + positions[:, None, None]).flatten()
 
     def put(self, layer: int, places: Tensor, kv: Tensor) -> None:
         """Store kv (n, 2, kv_heads, head_dim)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from rlharvest_rollout.engines.torch.numerics import (
     LANES,
     Numerics,
     attention_is_invariant,
+    bucket,
     padded,
     row_blocks,
     split,
@@ -76,12 +78,38 @@ class Model:
         x = self._run(tokens, positions, _Decode(self, cache, positions))
         return self._head(x[: len(tokens)])
 
-    def _run(self, tokens: Sequence[int], positions: Sequence[int], attention: Attention) -> Tensor:
-        plan = split(len(tokens), self.blocks)
+    def verify(self, cache: KvCache, windows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """Run a few tokens in a row of each of the slots 0 .. len(windows) - 1.
+
+        The keys and values of all of them are stored; those of tokens that are rejected lie behind the end of their
+        sequence, where nothing looks before they are overwritten.
+
+        Args:
+            windows: tokens of each slot, at least one.
+            starts: position of the first of each.
+
+        Returns:
+            Logits (tokens of all windows, padded vocab), float32, slot after slot.
+        """
+        tokens = [token for window in windows for token in window]
+        positions = [
+            position
+            for start, window in zip(starts, windows, strict=True)
+            for position in range(start, start + len(window))
+        ]
+        lengths = [len(window) for window in windows]
+        # Other numbers of rows than these would each have kernels of their own made for them.
+        rows = len(tokens) if self.blocks else bucket(len(tokens))
+        attention = (_VerifyBlocks if self.numerics.invariant else _Verify)(self, cache, lengths, starts)
+        x = self._run(tokens, positions, attention, rows=rows)
+        return self._head(x[: len(tokens)])
+
+    def _run(self, tokens: Sequence[int], positions: Sequence[int], attention: Attention, *, rows: int = 0) -> Tensor:
+        plan = split(max(rows, len(tokens)), self.blocks)
         idle = [0] * (sum(plan) - len(tokens))
-        rows = torch.tensor([[*tokens, *idle], [*positions, *idle]], device=self.numerics.device)
-        x = functional.embedding(rows[0], self.weights.embedding).to(self.numerics.torch_dtype)
-        cos, sin = self._cos[rows[1]].unsqueeze(1), self._sin[rows[1]].unsqueeze(1)
+        given = torch.tensor([[*tokens, *idle], [*positions, *idle]], device=self.numerics.device)
+        x = functional.embedding(given[0], self.weights.embedding).to(self.numerics.torch_dtype)
+        cos, sin = self._cos[given[1]].unsqueeze(1), self._sin[given[1]].unsqueeze(1)
         for index, layer in enumerate(self.weights.layers):
             q, kv = self._qkv(layer, x, plan, cos, sin)
             attended = attention(index, q, kv).to(x.dtype)
@@ -182,6 +210,112 @@ class _Prefill:
             out = attend(own.transpose(0, 1).reshape(shape.kv_heads, rows * group, -1), k, v, bias)
             out = out.view(shape.kv_heads, rows, group, -1).transpose(0, 1)
         return out.reshape(rows, -1)
+
+
+class _Verify:
+    """A few rows in a row of each of the slots 0 .. n-1, in one product: a grid of as many rows for each slot."""
+
+    def __init__(self, model: Model, cache: KvCache, lengths: Sequence[int], starts: Sequence[int]) -> None:
+        self._cache, self._shape = cache, model.shape
+        self._rows, self._slots, self._wide = sum(lengths), len(lengths), max(lengths)
+        self._keys = max(start + length for start, length in zip(starts, lengths, strict=True))
+        device, kv_heads = model.numerics.device, model.shape.kv_heads
+        group = model.shape.heads // kv_heads
+        self._places = cache.places(*_positions(lengths, starts, device))
+        first = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
+        within = [min(column, length - 1) for length in lengths for column in range(self._wide)]
+        cells = range(self._slots * self._wide)
+        at = torch.tensor([starts[cell // self._wide] + within[cell] for cell in cells], device=device)
+        bias = _bias(at, self._keys, cache.data.dtype).view(self._slots, 1, self._wide, 1, self._keys)
+        self._bias = bias.expand(-1, kv_heads, -1, group, -1).reshape(-1, self._wide * group, self._keys)
+        self._grid: Tensor | None = None
+        """Row of each cell; a cell too many repeats its slot's last row. None: there is none too many."""
+        self._cells: Tensor | None = None
+        """Cell of each row."""
+        if self._slots * self._wide != self._rows:
+            self._grid = torch.tensor([first[cell // self._wide] + within[cell] for cell in cells], device=device)
+            own = [slot * self._wide + column for slot, length in enumerate(lengths) for column in range(length)]
+            self._cells = torch.tensor(own, device=device)
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        shape, cache, slots, wide = self._shape, self._cache, self._slots, self._wide
+        q, kv = q[: self._rows].to(cache.data.dtype), kv[: self._rows].to(cache.data.dtype)
+        cache.put(layer, self._places, kv)
+        k, v = (part[: slots * shape.kv_heads, : self._keys] for part in (cache.keys[layer], cache.values[layer]))
+        if self._grid is not None:
+            q = q.index_select(0, self._grid)
+        own = q.reshape(slots, wide, shape.kv_heads, -1, shape.head_dim).transpose(1, 2)
+        out = attend(own.reshape(slots * shape.kv_heads, -1, shape.head_dim), k, v, self._bias)
+        out = out.view(slots, shape.kv_heads, wide, -1, shape.head_dim).transpose(1, 2).reshape(slots * wide, -1)
+        return out if self._cells is None else out.index_select(0, self._cells)
+
+
+class _VerifyBlocks:
+    """The same with the bits of one row at a time: products of the very shape that decode has, over blocks of keys.
+
+    Either the n-th rows of all slots go together, as in a decode step, or the rows of each slot, as in prefill: whichever
+    takes fewer products.
+    """
+
+    def __init__(self, model: Model, cache: KvCache, lengths: Sequence[int], starts: Sequence[int]) -> None:
+        self._cache, self._shape = cache, model.shape
+        self._lengths, self._rows = lengths, sum(lengths)
+        device, kv_heads = model.numerics.device, model.shape.kv_heads
+        at, slots = _positions(lengths, starts, device)
+        self._places = cache.places(at, slots)
+        self._first = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
+        ends = [padded(start + length, KEY_BLOCK) for start, length in zip(starts, lengths, strict=True)]
+        self._keys = max(ends)
+        self._columns: list[tuple[Tensor, Tensor, Tensor | None, Tensor]] = []
+        """Of each product of one row of every slot: these rows, the bias, the slots that have such a row (None: all
+        have) and the rows of those. A slot without one repeats its last row."""
+        self._own: list[tuple[int, int, int, Tensor]] = []
+        """First row, rows, keys and bias of each slot."""
+        bias = _bias(at, self._keys, cache.data.dtype)
+        if max(lengths) <= len(lengths) * kv_heads:
+            for column in range(max(lengths)):
+                rows = [first + min(column, length - 1) for first, length in zip(self._first, lengths, strict=True)]
+                chosen = torch.tensor(rows, device=device)
+                part = bias[chosen][:, None].expand(-1, kv_heads, -1).reshape(-1, 1, self._keys)
+                having = [slot for slot, length in enumerate(lengths) if column < length]
+                if len(having) == len(lengths):
+                    self._columns.append((chosen, part, None, chosen))
+                else:
+                    some = torch.tensor(having, device=device)
+                    self._columns.append((chosen, part, some, chosen[some]))
+        else:
+            for first, length, keys in zip(self._first, lengths, ends, strict=True):
+                self._own.append((first, length, keys, bias[first : first + length, None, :keys]))
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        shape, cache = self._shape, self._cache
+        q, kv = q[: self._rows].to(cache.data.dtype), kv[: self._rows].to(cache.data.dtype)
+        cache.put(layer, self._places, kv)
+        q = q.reshape(self._rows, shape.kv_heads, -1, shape.head_dim)
+        out = torch.empty_like(q)
+        slots = len(self._lengths)
+        if self._columns:
+            k, v = (part[: slots * shape.kv_heads, : self._keys] for part in (cache.keys[layer], cache.values[layer]))
+            for rows, bias, having, theirs in self._columns:
+                own = q.index_select(0, rows).flatten(0, 1)
+                part = attend_blocks(own, k, v, bias, KEY_BLOCK).view(slots, shape.kv_heads, -1, shape.head_dim)
+                out.index_copy_(0, theirs, part if having is None else part.index_select(0, having))
+        for slot, (first, length, keys, bias) in enumerate(self._own):
+            for head in range(shape.kv_heads):
+                row = slot * shape.kv_heads + head
+                k, v = (part[row, :keys].expand(length, -1, -1) for part in (cache.keys[layer], cache.values[layer]))
+                out[first : first + length, head] = attend_blocks(
+                    q[first : first + length, head], k, v, bias, KEY_BLOCK
+                )
+        return out.view(self._rows, -1)
+
+
+def _positions(lengths: Sequence[int], starts: Sequence[int], device: str) -> tuple[Tensor, Tensor]:
+    """Return position and slot of each row."""
+    at = [start + column for start, length in zip(starts, lengths, strict=True) for column in range(length)]
+    slots = [slot for slot, length in enumerate(lengths) for _ in range(length)]
+    both = torch.tensor([at, slots], device=device)
+    return both[0], both[1]
 
 
 def _bias(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:

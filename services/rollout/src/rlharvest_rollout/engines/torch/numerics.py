@@ -105,6 +105,12 @@ def split(rows: int, blocks: Collection[int]) -> list[int]:
     return sizes
 
 
+def bucket(rows: int) -> int:
+    """Return a number of rows not below `rows`, one of few: each up to 8, then four for each power of two."""
+    step = max(1, 1 << max(0, (rows - 1).bit_length() - 3))
+    return padded(rows, step)
+
+
 def row_blocks(shapes: Collection[tuple[int, int]], numerics: Numerics) -> tuple[int, ...]:
     """Return the row blocks, largest first, that give the bits of ROW_BLOCK for linear layers of all these shapes.
 

@@ -1,14 +1,19 @@
-"""One step after the other: let sequences in, prefill them, decode one token of each running one.
+"""One step after the other: let sequences in, prefill them, decode one token of each running one, or verify its draft.
 
 Belongs to one thread and blocks it; knows no event loop. A step prefills at most `PREFILL_ROWS` tokens before it
 decodes, so that a long prompt delays the others by little. The prompt of a group is prefilled once and copied to each
 sample.
+
+Drafts change nothing but the time: each position is sampled from its own distribution with its own uniform, and a drafted
+token counts for nothing but that the position behind it was computed along. The first sample that differs from the draft
+ends what can be used of a step, since the rows behind it saw another token; so does the end of the response.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,12 +23,13 @@ from rlharvest.spans import Finish
 from rlharvest.terminal import terminal
 from torch import Tensor
 
+from rlharvest_rollout.engines.outbox import Outbox, Token
+from rlharvest_rollout.engines.stops import StopText
+from rlharvest_rollout.engines.torch.drafter import Drafter
 from rlharvest_rollout.engines.torch.kv_cache import KvCache
 from rlharvest_rollout.engines.torch.model import Model
-from rlharvest_rollout.engines.torch.outbox import Outbox, Token
 from rlharvest_rollout.engines.torch.sampler import sample
 from rlharvest_rollout.engines.torch.scheduler import Move, Scheduler, Sequence
-from rlharvest_rollout.engines.torch.stops import StopText
 
 PREFILL_ROWS = 512
 
@@ -41,12 +47,15 @@ class Loaded:
 class Runner:
     """The sequences of one job on one model."""
 
-    def __init__(self, config: EngineConfig, outbox: Outbox, *, slots: int, kv_memory_bytes: int) -> None:
+    def __init__(
+        self, config: EngineConfig, outbox: Outbox, *, slots: int, kv_memory_bytes: int, draft_memory_bytes: int
+    ) -> None:
         self._config = config
         self._outbox = outbox
         self._slots = slots
         self._kv_memory_bytes = kv_memory_bytes
         self._scheduler = Scheduler(slots)
+        self._drafter = Drafter(config.speculation, memory_bytes=draft_memory_bytes)
         self._loaded: Loaded | None = None
         self._cache: KvCache | None = None
         self._filled = 0
@@ -63,6 +72,11 @@ class Runner:
         """Whether a step would do something."""
         return self._loaded is not None and self._scheduler.busy
 
+    @property
+    def draft_memory(self) -> int:
+        """Bytes of what drafts are made of."""
+        return self._drafter.memory
+
     def stats(self) -> EngineStats:
         """Return the counters; any thread may ask."""
         scheduler = self._scheduler
@@ -72,6 +86,9 @@ class Runner:
             generated_tokens=self._generated,
             prefill_tokens=self._prefilled,
             prefill_saved_tokens=self._saved,
+            drafts=self._drafter.drafts,
+            drafted_tokens=self._drafter.drafted,
+            accepted_tokens=self._drafter.accepted,
         )
 
     def install(self, loaded: Loaded) -> None:
@@ -105,31 +122,43 @@ class Runner:
         """Queue requests; one that has ended already gets its finish at once."""
         for request in requests:
             sequence = Sequence.of(request)
+            self.abort({other.key for other in self._scheduler if other.key[0] == request.handle})
             finish = self._finish(sequence, whole=True)
             if finish is Finish.NONE:
                 self._close_holes(self._scheduler.submit(sequence))
             else:
-                self._close_holes(self._scheduler.abort({s.key for s in self._scheduler if s.key[0] == request.handle}))
-                self._emit([_token(sequence, None, 0.0, finish)])
+                self._emit([_token(sequence, 0.0, finish, new=False)])
 
     def abort(self, keys: set[tuple[int, int]]) -> None:
         """Forget these (handle, attempt) pairs."""
-        self._close_holes(self._scheduler.abort(keys))
+        if keys:
+            for sequence in self._scheduler:
+                if sequence.key in keys:
+                    self._drafter.dropped(sequence)
+            self._close_holes(self._scheduler.abort(keys))
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Generate one token of every sequence that runs, after letting in those that may.
+        """Generate at least one token of every sequence that runs, after letting in those that may.
 
         Raises:
             NotFinite: the weights give no distribution.
         """
         self._enter()
-        running = self._scheduler.running
-        if running:
-            model, cache = self._serving()
-            tokens = [sequence.ids[-1] for sequence in running]
-            positions = [sequence.length - 1 for sequence in running]
-            self._sample(running, model.decode(cache, tokens, positions))
+        running = list(self._scheduler.running)
+        if not running:
+            return
+        model, cache = self._serving()
+        positions = [sequence.length - 1 for sequence in running]
+        drafts = self._drafter.propose(running)
+        before = self._generated
+        if drafts is None:
+            logits = model.decode(cache, [sequence.ids[-1] for sequence in running], positions)
+        else:
+            windows = [[sequence.ids[-1], *draft] for sequence, draft in zip(running, drafts, strict=True)]
+            logits = model.verify(cache, windows, positions)
+        self._sample(running, logits, drafts)
+        self._drafter.stepped(len(running), self._generated - before)
 
     def _enter(self) -> None:
         """Prefill waiting sequences, as many tokens as one step may, and sample their first tokens."""
@@ -180,29 +209,64 @@ class Runner:
             cache.keep_prompt(tokens, prompt, logits)
         return logits
 
-    def _sample(self, sequences: Several[Sequence], logits: Tensor) -> None:
-        """Append a token to each sequence, send it off, and take out those that ended."""
-        model, _ = self._serving()
-        alike: dict[Sampling, list[int]] = {}
-        for row, sequence in enumerate(sequences):
-            alike.setdefault(sequence.request.sampling, []).append(row)
+    def _sample(
+        self, sequences: Several[Sequence], logits: Tensor, drafts: Several[Several[int]] | None = None
+    ) -> None:
+        """Append what is sampled to each sequence, send it off, and take out those that ended.
+
+        Args:
+            logits: (1 + drafted tokens of all sequences, at least vocab), sequence after sequence.
+            drafts: of each sequence; None: there are none.
+        """
+        rows = [1] * len(sequences) if drafts is None else [1 + len(draft) for draft in drafts]
+        ids, logprobs = self._draw(sequences, rows, logits)
         tokens: list[Token] = []
         ended: set[tuple[int, int]] = set()
-        for sampling, rows in alike.items():
-            part = logits if len(alike) == 1 else logits[rows]
-            uniforms = [sequences[row].uniform() for row in rows]
-            sampled = sample(part, sampling, uniforms, vocab=model.shape.vocab)
-            for row, token, logprob in zip(rows, *sampled, strict=True):
-                sequence = sequences[row]
-                sequence.ids.append(token)
+        row = 0
+        for index, (sequence, n) in enumerate(zip(sequences, rows, strict=True)):
+            draft = drafts[index] if drafts is not None else ()
+            accepted = 0
+            for place in range(row, row + n):
+                sequence.ids.append(ids[place])
                 finish = self._finish(sequence)
-                tokens.append(_token(sequence, token, logprob, finish))
+                tokens.append(_token(sequence, logprobs[place], finish))
                 if finish is not Finish.NONE:
                     ended.add(sequence.key)
+                if accepted == len(draft) or draft[accepted] != ids[place]:
+                    break
+                accepted += 1
+                if finish is not Finish.NONE:
+                    break
+            self._drafter.verified(sequence, drafted=len(draft), accepted=accepted)
+            row += n
         self._generated += len(tokens)
         if ended:
+            for sequence in sequences:
+                if sequence.key in ended:
+                    self._drafter.ended(sequence)
             self._close_holes(self._scheduler.finish(lambda sequence: sequence.key in ended))
         self._emit(tokens)
+
+    def _draw(self, sequences: Several[Sequence], rows: Several[int], logits: Tensor) -> tuple[list[int], list[float]]:
+        """Return a token and its log-probability for each row of logits; `rows` of them belong to each sequence."""
+        model, _ = self._serving()
+        vocab = model.shape.vocab
+        noise = [sequence.noise(n) for sequence, n in zip(sequences, rows, strict=True)]
+        alike: dict[Sampling, list[int]] = {}
+        for index, sequence in enumerate(sequences):
+            alike.setdefault(sequence.request.sampling, []).append(index)
+        if len(alike) == 1:
+            uniforms = [uniform for part in noise for uniform in part]
+            return sample(logits, sequences[0].request.sampling, uniforms, vocab=vocab)
+        first = [end - n for end, n in zip(accumulate(rows), rows, strict=True)]
+        ids, logprobs = [0] * len(logits), [0.0] * len(logits)
+        for sampling, members in alike.items():
+            places = [place for index in members for place in range(first[index], first[index] + rows[index])]
+            uniforms = [uniform for index in members for uniform in noise[index]]
+            drawn = sample(logits[places], sampling, uniforms, vocab=vocab)
+            for place, token, logprob in zip(places, *drawn, strict=True):
+                ids[place], logprobs[place] = token, logprob
+        return ids, logprobs
 
     def _finish(self, sequence: Sequence, *, whole: bool = False) -> Finish:
         sampling = sequence.request.sampling
@@ -230,8 +294,8 @@ class Runner:
         return self._loaded.model, self._cache
 
 
-def _token(sequence: Sequence, token: int | None, logprob: float, finish: Finish) -> Token:
+def _token(sequence: Sequence, logprob: float, finish: Finish, *, new: bool = True) -> Token:
     """Return the newest token of a sequence, or its finish alone."""
     handle, attempt = sequence.key
-    offset = len(sequence.ids) - (token is not None)
+    offset, token = (len(sequence.ids) - 1, sequence.ids[-1]) if new else (len(sequence.ids), None)
     return Token(handle=handle, attempt=attempt, offset=offset, id=token, logprob=logprob, finish=finish)

@@ -14,9 +14,24 @@ from dataclasses import dataclass, field
 import numpy as np
 from rlharvest.engine import Request
 from rlharvest.noise import uniforms
+from rlharvest.speculation.index import PromptIndex
+from rlharvest.speculation.window import WINDOW_START
 
 UNIFORMS = 64
 """Uniforms are made so many at a time: making a generator costs as much as drawing a hundred."""
+
+
+@dataclass(slots=True)
+class Own:
+    """Where a sequence stands in the index of its prompt."""
+
+    prompt: bytes
+    """Key of the prompt."""
+    index: PromptIndex
+    serial: int
+    """Of its own tokens there."""
+    known: int
+    """So many of them are there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +42,10 @@ class Sequence:
     prompt: list[int]
     ids: list[int]
     """Tokens of the response, prefix included."""
+    window: int = WINDOW_START
+    """Tokens to draft next."""
+    own: Own | None = None
+    """What drafts come from; None: nothing was drafted yet."""
     _uniforms: list[float] = field(default_factory=list)
     _drawn: int = 0
 
@@ -51,13 +70,18 @@ class Sequence:
         before = len(self.prompt)
         return self.prompt[position] if position < before else self.ids[position - before]
 
-    def uniform(self) -> float:
-        """Return the uniform of the next token: the one of its position in the response."""
+    def tail(self, n: int) -> list[int]:
+        """Return the last n tokens of prompt and response together, or all if they are fewer."""
+        ids = self.ids
+        return ids[-n:] if len(ids) >= n else self.prompt[len(ids) - n :] + ids
+
+    def noise(self, n: int) -> list[float]:
+        """Return the uniforms of the next n tokens: those of their positions in the response."""
         at = len(self.ids) - self._drawn
-        if at >= len(self._uniforms):
+        if at + n > len(self._uniforms):
             self._drawn, at = len(self.ids), 0
-            self._uniforms = uniforms(self.request.seed, self._drawn, UNIFORMS).tolist()
-        return self._uniforms[at]
+            self._uniforms = uniforms(self.request.seed, self._drawn, max(n, UNIFORMS)).tolist()
+        return self._uniforms[at : at + n]
 
 
 @dataclass(frozen=True, slots=True)
