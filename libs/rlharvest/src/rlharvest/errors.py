@@ -91,7 +91,15 @@ class CorruptData(DataError):
 
 
 class NotFound(RlharvestError):
-    """There is no such thing."""
+    """There is no such thing.
+
+    Attributes:
+        field: dotted path of what names it in a request, None where its address does.
+    """
+
+    def __init__(self, message: str | None = None, *, field: str | None = None) -> None:
+        self.field = field
+        super().__init__(message or "There is no such thing.")
 
 
 class Conflict(RlharvestError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import compress
 
 import structlog
@@ -14,11 +15,12 @@ from nats.errors import Error as NatsError
 from rlharvest.bus import subject
 from rlharvest.ledger.book import Ack
 from rlharvest.ledger.record import Effects
-from rlharvest.ledger.response import OWNED, Response
+from rlharvest.ledger.response import FIRST_SERVED, OWNED, Response
 from rlharvest.noise import response_seed
 from rlharvest.spans import ids_bytes
 from rlharvest.v1 import fleet_pb2, spans_pb2
 
+from rlharvest_coordinator.history import History
 from rlharvest_coordinator.log import Entry
 from rlharvest_coordinator.roster import Seat
 from rlharvest_coordinator.scope import Scope
@@ -38,11 +40,23 @@ REQUEST_S = 2.0
 """How long a worker may take to answer a request."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the responses of a group are sampled from, where a request says so and not the job."""
+
+    prompt: bytes
+    """Little-endian u32."""
+    seed: int
+    """64 bits; the seed of each response is made of it and of the response's place in the group."""
+    sampling: fleet_pb2.Sampling
+
+
 class Courier:
     """Sends, and remembers what was sent when."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, history: History) -> None:
         self.scope = scope
+        self.history = history
         self.sent: dict[int, tuple[int, float, int]] = {}
         """handle -> (attempt, when it was sent, beats of its worker at that time)."""
         self.refused: set[tuple[int, int]] = set()
@@ -51,6 +65,8 @@ class Courier:
         """handle -> when its last token came, or when it was sent."""
         self.missing: Counter[int] = Counter()
         """handle -> heartbeats of its owner that did not show it."""
+        self.asked: dict[int, Asked] = {}
+        """group -> what was asked for, of those that are served; a group that is not here was another coordinator's."""
 
     def forget(self, handle: int) -> None:
         """The response left the ledger."""
@@ -85,7 +101,9 @@ class Courier:
         for handle in handles:
             response = self.scope.book.responses.get(handle)
             seat = self.scope.seat(response) if response is not None else None
-            if response is not None and seat is not None and response.state in OWNED:
+            if response is None or not self.known(response):
+                continue
+            if seat is not None and response.state in OWNED:
                 self.sent[handle] = (response.attempt, now, seat.beats)
                 self.progress[handle] = now
                 self.missing.pop(handle, None)
@@ -95,46 +113,70 @@ class Courier:
             for message in self._messages(seat, responses):
                 self.scope.later(self._request(seat, message))
 
-    def _messages(self, seat: Seat, responses: Sequence[Response]) -> Iterable[fleet_pb2.Assignments]:
-        batch: list[fleet_pb2.Assignment] = []
-        size = 0
-        for response in responses:
-            assignment = self._assignment(response)
-            if batch and size + assignment.ByteSize() > MESSAGE_BYTES:
-                yield self._assignments(seat, batch)
-                batch, size = [], 0
-            batch.append(assignment)
-            size += assignment.ByteSize()
-        yield self._assignments(seat, batch)
+    def known(self, response: Response) -> bool:
+        """Whether there is anything to sample a response from."""
+        return response.handle < FIRST_SERVED or response.group in self.asked
 
-    def _assignments(self, seat: Seat, batch: Sequence[fleet_pb2.Assignment]) -> fleet_pb2.Assignments:
-        sampling, tokenizer = self.scope.spec.sampling, self.scope.prepared.tokenizer
+    def _messages(self, seat: Seat, responses: Sequence[Response]) -> Iterable[fleet_pb2.Assignments]:
+        # A message has one sampling: that of the job, or that of a group which is served.
+        alike: dict[int, list[Response]] = {}
+        for response in responses:
+            alike.setdefault(response.group if response.handle >= FIRST_SERVED else -1, []).append(response)
+        for group, same in alike.items():
+            sampling = self.asked[group].sampling if group in self.asked else self._sampling()
+            batch: list[fleet_pb2.Assignment] = []
+            size = 0
+            for response in same:
+                assignment = self._assignment(response)
+                if batch and size + assignment.ByteSize() > MESSAGE_BYTES:
+                    yield self._assignments(seat, sampling, batch)
+                    batch, size = [], 0
+                batch.append(assignment)
+                size += assignment.ByteSize()
+            yield self._assignments(seat, sampling, batch)
+
+    def _assignments(
+        self, seat: Seat, sampling: fleet_pb2.Sampling, batch: Sequence[fleet_pb2.Assignment]
+    ) -> fleet_pb2.Assignments:
         return fleet_pb2.Assignments(
             epoch=self.scope.keeper.epoch,
             incarnation=seat.incarnation,
-            sampling=fleet_pb2.Sampling(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                eos_ids=sorted(tokenizer.eos_ids),
-                stop=sampling.stop,
-                vocab=tokenizer.vocab,
-            ),
+            sampling=sampling,
             assignments=batch,
+            draft_sources=self.history.sources(one.group for one in batch),
         )
 
+    def _sampling(self) -> fleet_pb2.Sampling:
+        """Return the sampling of the job."""
+        sampling, tokenizer = self.scope.spec.sampling, self.scope.prepared.tokenizer
+        return fleet_pb2.Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            eos_ids=sorted(tokenizer.eos_ids),
+            stop=sampling.stop,
+            vocab=tokenizer.vocab,
+        )
+
+    def _source(self, response: Response) -> tuple[bytes, int]:
+        """Return the prompt of a response, little-endian u32, and its seed."""
+        group = self.scope.book.group(response.group)
+        place = response.handle - group.first_handle
+        if (asked := self.asked.get(response.group)) is not None:
+            return asked.prompt, response_seed(asked.seed, 0, 0, place)
+        seed = response_seed(self.scope.spec.sampling_seed, group.prompt, group.data_epoch, place)
+        return ids_bytes(self.scope.prepared.dataset.prompt_ids(group.prompt)), seed
+
     def _assignment(self, response: Response) -> fleet_pb2.Assignment:
-        group = self.scope.book.groups[response.group]
-        prompt, prefix = ids_bytes(self.scope.prepared.dataset.prompt_ids(group.prompt)), ids_bytes(response.ids)
+        prompt, seed = self._source(response)
+        prefix = ids_bytes(response.ids)
         large = len(prompt) + len(prefix) > INLINE_BYTES
         return fleet_pb2.Assignment(
             handle=response.handle,
             attempt=response.attempt,
-            group=group.ordinal,
-            seed=response_seed(
-                self.scope.spec.sampling_seed, group.prompt, group.data_epoch, response.handle - group.first_handle
-            ),
+            group=response.group,
+            seed=seed,
             budget=response.budget,
             prompt=b"" if large else prompt,
             prefix=b"" if large else prefix,
@@ -146,12 +188,9 @@ class Courier:
     def prefix(self, handle: int, attempt: int, worker: str) -> fleet_pb2.GetPrefixReply | None:
         """Return the tokens of a response to its owner."""
         response = self.scope.book.responses.get(handle)
-        if response is None or response.attempt != attempt or response.worker != worker:
+        if response is None or response.attempt != attempt or response.worker != worker or not self.known(response):
             return None
-        group = self.scope.book.groups[response.group]
-        return fleet_pb2.GetPrefixReply(
-            prompt=ids_bytes(self.scope.prepared.dataset.prompt_ids(group.prompt)), prefix=ids_bytes(response.ids)
-        )
+        return fleet_pb2.GetPrefixReply(prompt=self._source(response)[0], prefix=ids_bytes(response.ids))
 
     async def _request(self, seat: Seat, message: fleet_pb2.Assignments) -> None:
         try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 from rlharvest.fleet.member import ENDED, WorkerState
@@ -163,7 +164,7 @@ class Dispatcher:
         """Return the changes that finish responses which their tokens have ended already."""
         changes = []
         going_on = {}
-        for handle, response in self.scope.book.index.within(State.PENDING).items():
+        for handle, response in chain(self.scope.book.index.within(State.PENDING).items(), self._served_pending()):
             if not response.length:
                 continue
             if (
@@ -177,9 +178,16 @@ class Dispatcher:
         self._going_on = going_on
         return changes
 
+    def _served_pending(self) -> Iterator[tuple[int, Response]]:
+        """Yield the responses that are served and wait for a worker, with their handles."""
+        for handle, response in self.scope.book.index.served.items():
+            if response.state is State.PENDING and self.courier.known(response):
+                yield handle, response
+
     def _terminal(self, response: Response) -> Finish:
         ids = response.ids.tolist()
-        stop = self.scope.spec.sampling.stop
+        asked = self.courier.asked.get(response.group)
+        stop = asked.sampling.stop if asked is not None else self.scope.spec.sampling.stop
         return terminal(
             ids,
             eos_ids=self.scope.prepared.tokenizer.eos_ids,
@@ -191,12 +199,12 @@ class Dispatcher:
     def admit(self) -> list[ledger_pb2.Change]:
         """Return the changes that start new groups, as far as the staleness bound lets them."""
         book = self.scope.book
-        room = self.scope.gate.room(counted=len(self.harvest.alive) + len(book.groups), step=self.scope.row.step)
+        room = self.scope.gate.room(counted=self.harvest.tally.alive + len(book.groups), step=self.scope.row.step)
         if not room or not self.scope.ready_seats():
             return []
         n = self.scope.spec.sampling.num_generations
         # A ledger that came back empty begins at 0: what had not reached SQL is started anew, under its old ordinals.
-        new = (ordinal for ordinal in itertools.count(book.next_group) if ordinal not in self.harvest.left)
+        new = (ordinal for ordinal in itertools.count(book.next_group) if ordinal not in self.harvest.tally)
         changes = []
         for ordinal in itertools.islice(new, room):
             row, data_epoch = self.scope.prepared.order.row(ordinal)
@@ -222,13 +230,19 @@ class Dispatcher:
         """Return the changes that give waiting responses to workers; `leaving` are about to lose their owner."""
         book = self.scope.book
         pending = book.index.within(State.PENDING).values()
+        served = [response for _, response in self._served_pending()]
         seats = self.scope.ready_seats()
-        if not pending or not seats:
+        if not (pending or served) or not seats:
             return []
         held: Counter[str] = Counter()
         for (worker, _), responses in book.index.owners().items():
             held[worker] += len(responses)
         held.subtract(book.responses[handle].worker for handle in leaving)
+        serving = Counter(
+            response.worker
+            for handle, response in book.index.served.items()
+            if response.state in OWNED and handle not in leaving
+        )
         alone = {
             response.worker
             for handle, response in book.index.blamed.items()
@@ -240,6 +254,7 @@ class Dispatcher:
                 worker=seat.id,
                 slots=min(seat.slots, most),
                 held=held[seat.id],
+                served=serving[seat.id],
                 step=self.scope.versions[seat.version],
                 version=seat.version,
                 quarantined=seat.id in alone,
@@ -249,8 +264,19 @@ class Dispatcher:
         ]
         if all(candidate.held >= candidate.slots for candidate in candidates):
             return []
-        oldest = self._oldest_steps()
+        newest = max(candidate.version for candidate in candidates)
+        # Somebody waits for those that are served; they begin with the newest version that there is.
         waiting = [
+            dispatch.Waiting(
+                handle=response.handle,
+                min_version=response.last_version if response.last_version is not None else newest,
+                suspected=blame.suspected(response.deaths),
+                served=True,
+            )
+            for response in sorted(served, key=lambda item: (-item.length, item.handle))
+        ]
+        oldest = self._oldest_steps() if pending else {}
+        waiting += [
             dispatch.Waiting(
                 handle=response.handle,
                 min_step=oldest.get(response.group, 0),

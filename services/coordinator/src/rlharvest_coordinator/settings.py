@@ -59,6 +59,9 @@ class CoordinatorSettings(LedgerSettings):
     most_streams: int = Field(256, ge=1, le=65536)
     """Event streams that may be open at a time; one more is refused with 503 and Retry-After."""
 
+    most_completions: int = Field(256, ge=1, le=65536)
+    """Responses that may be sampled for clients of the gateway at a time; a request for more is refused with 429."""
+
     most_workers: int = Field(4096, ge=1, le=65536)
     """Workers that may be here at a time; one more is told so and tries again."""
 

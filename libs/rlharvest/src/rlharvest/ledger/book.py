@@ -6,7 +6,8 @@ Invariants, whatever the records (property-tested):
 - tokens of a response are appended without gap or repetition, by the attempt that owns it, never past its budget;
 - a record that does not fit (a fenced attempt, an old epoch, an unknown handle) changes nothing but a counter;
 - applying a record twice is the same as once;
-- submitted = retired + dropped + live, in responses, at every point.
+- submitted = retired + dropped + live, in responses, at every point, and the same of those that are served
+  (served_submitted = served_retired + served_dropped + live): serving changes no counter of training's responses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from rlharvest.ledger.index import Index
-from rlharvest.ledger.response import OWNED, Group, Response, State
+from rlharvest.ledger.response import FIRST_SERVED, MOST_HANDLES, OWNED, Group, Response, State
 from rlharvest.spans import Columns, Finish
 from rlharvest.v1 import ledger_pb2, scores_pb2, spans_pb2
 
@@ -56,8 +57,13 @@ class Book:
     job: str
     epoch: int = 0
     next_group: int = 0
+    next_served: int = FIRST_SERVED
+    """Ordinal and first handle of the next group that is served."""
     ended: bool = False
     groups: dict[int, Group] = field(default_factory=dict)
+    """Those that are trained, by ordinal."""
+    served: dict[int, Group] = field(default_factory=dict)
+    """Those that are served, by ordinal."""
     responses: dict[int, Response] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
     """Totals over the whole job; see docs/metrics.md."""
@@ -126,12 +132,14 @@ class Book:
     def _finish(self, response: Response, finish: Finish) -> None:
         response.finish = finish
         self._move(response, State.FINISHED)
-        self.counters["finished"] += 1
+        if response.handle < FIRST_SERVED:
+            self.counters["finished"] += 1
 
     def score(self, result: scores_pb2.ScoreResult) -> bool:
         """Apply a reward; return whether it was news. One for other tokens than the response has now is not."""
         response = self.responses.get(result.handle)
-        if response is None or response.state is not State.FINISHED or response.writer != result.attempt:
+        served = result.handle >= FIRST_SERVED
+        if response is None or served or response.state is not State.FINISHED or response.writer != result.attempt:
             self.counters["late_scores"] += 1
             return False
         response.score = result
@@ -163,31 +171,42 @@ class Book:
                 self._finish(response, Finish(change.conclude.finish))
                 return True
             case "drop":
-                return self._leave(change.drop.group, "dropped")
+                return self._leave(change.drop.group, "dropped", "served_dropped")
             case "retire":
-                return self._leave(change.retire.group, "retired")
+                return self._leave(change.retire.group, "retired", "served_retired")
             case "end":
-                for ordinal in list(self.groups):
-                    self._leave(ordinal, "dropped")
+                for ordinal in [*self.groups, *self.served]:
+                    self._leave(ordinal, "dropped", "served_dropped")
                 news, self.ended = not self.ended, True
                 return news
             case _:
                 return False
 
     def _admit(self, admit: ledger_pb2.Admit) -> bool:
-        # A gap means that the part of the log before it is gone with its groups; ordinals are still not used twice.
-        if self.ended or admit.group < self.next_group or admit.n == 0 or admit.budget == 0:
-            return False
         group = Group(admit.group, admit.first_handle, admit.n, admit.budget, admit.prompt, admit.data_epoch)
-        if any(handle in self.responses for handle in group.handles):
+        if self.ended or not self._fits(group) or any(handle in self.responses for handle in group.handles):
             return False
-        self.next_group = group.ordinal + 1
-        self.groups[group.ordinal] = group
+        if group.served:
+            self.next_served = group.ordinal + group.n
+            self.counters["served_submitted"] += group.n
+        else:
+            self.next_group = group.ordinal + 1
+            self.counters["submitted"] += group.n
+        self.admit(group)
         for handle in group.handles:
             self.add(Response(handle, group.ordinal, group.budget))
             self.touched.add(handle)
-        self.counters["submitted"] += group.n
         return True
+
+    def _fits(self, group: Group) -> bool:
+        """Whether a group has ordinal and handles of its own."""
+        if not group.n or not group.budget:
+            return False
+        # A gap means that the part of the log before it is gone with its groups; ordinals are still not used twice.
+        if group.served:
+            own = group.first_handle == group.ordinal >= self.next_served
+            return own and group.handles.stop <= MOST_HANDLES
+        return group.ordinal >= self.next_group and group.handles.stop <= FIRST_SERVED
 
     def _assign(self, assign: ledger_pb2.Assign) -> bool:
         response = self.responses.get(assign.handle)
@@ -221,23 +240,36 @@ class Book:
         self.counters["regenerated_tokens"] += orphan.unpublished
         return True
 
-    def _leave(self, ordinal: int, counter: str) -> bool:
-        group = self.groups.pop(ordinal, None)
+    def _leave(self, ordinal: int, trained: str, served: str) -> bool:
+        """Forget a group, and count its responses under the name for those that are trained, or that are served."""
+        group = self.groups.pop(ordinal, None) or self.served.pop(ordinal, None)
         if group is None:
             return False
+        tokens = 0
         for handle in group.handles:
             response = self.responses.pop(handle)
             self.index.remove(response)
-            self.tokens -= response.length
+            tokens += response.length
             self.touched.add(handle)
-        self.counters[counter] += group.n
+        self.tokens -= tokens
+        if group.served:
+            self.counters["served_tokens"] += tokens
+        self.counters[served if group.served else trained] += group.n
         return True
+
+    def admit(self, group: Group) -> None:
+        """Take a group in, without its responses."""
+        (self.served if group.served else self.groups)[group.ordinal] = group
 
     def add(self, response: Response) -> None:
         """Take a response in as it is: a new one, or one of a snapshot."""
         self.responses[response.handle] = response
         self.index.add(response)
         self.tokens += response.length
+
+    def group(self, ordinal: int) -> Group:
+        """The live group of this ordinal."""
+        return (self.served if ordinal >= FIRST_SERVED else self.groups)[ordinal]
 
     def of(self, group: Group) -> Iterator[Response]:
         """The responses of a group."""

@@ -1,7 +1,7 @@
 """The live responses of a book by state, by owner and by blame, so that nobody has to look through all of them.
 
-Invariants: every live response is under its state; one with an owner is under it as well; `blamed` holds exactly those on
-which a worker died that sent no token of them.
+Invariants: every live response is under its state, or under `served` if it is that; one with an owner is under it as well;
+`blamed` holds exactly those on which a worker died that sent no token of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rlharvest.ledger.response import OWNED, Response, State
+from rlharvest.ledger.response import FIRST_SERVED, OWNED, Response, State
 
 Owner = tuple[str, int]
 """A worker and its incarnation."""
@@ -21,12 +21,15 @@ class Index:
 
     blamed: dict[int, Response] = field(default_factory=dict)
     """By handle."""
+    served: dict[int, Response] = field(default_factory=dict)
+    """By handle, in whatever state."""
     _states: dict[State, dict[int, Response]] = field(default_factory=lambda: {state: {} for state in State})
     _owners: dict[Owner, dict[int, Response]] = field(default_factory=dict)
 
     def add(self, response: Response) -> None:
         """A response is live from now on, as it is."""
-        self._states[response.state][response.handle] = response
+        where = self.served if response.handle >= FIRST_SERVED else self._states[response.state]
+        where[response.handle] = response
         if response.state in OWNED:
             self._owners.setdefault(response.owner, {})[response.handle] = response
         if response.deaths:
@@ -34,7 +37,8 @@ class Index:
 
     def remove(self, response: Response) -> None:
         """Forget a response, which is still as it was when it was added."""
-        del self._states[response.state][response.handle]
+        where = self.served if response.handle >= FIRST_SERVED else self._states[response.state]
+        del where[response.handle]
         if response.state in OWNED:
             owned = self._owners[response.owner]
             del owned[response.handle]
@@ -43,7 +47,7 @@ class Index:
         self.blamed.pop(response.handle, None)
 
     def within(self, state: State) -> Mapping[int, Response]:
-        """The responses in a state, by handle."""
+        """The responses in a state that are trained, by handle."""
         return self._states[state]
 
     def owners(self) -> Mapping[Owner, Mapping[int, Response]]:

@@ -4,7 +4,8 @@
        ↑__________|___________|  orphaned: the owner is gone, the tokens stay
 
 Invariants: a response without an owner has attempt 0; `serial` never falls, so no attempt is used twice; tokens are only
-ever appended.
+ever appended. A response that is served (its group answers a request of the gateway) is told apart by its handle, ends with
+`finished`, and is never scored.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ class State(IntEnum):
 
 
 OWNED = frozenset({State.ASSIGNED, State.STREAMING})
+
+FIRST_SERVED = 2**31
+"""Handles from here on, and groups of this ordinal or a higher one, are served and not trained."""
+
+MOST_HANDLES = 2**32
+"""A handle has 32 bits."""
 
 
 @dataclass(slots=True)
@@ -113,6 +120,11 @@ class Group:
     budget: int
     prompt: int
     data_epoch: int
+
+    @property
+    def served(self) -> bool:
+        """Whether it answers a request of the gateway and is not trained."""
+        return self.ordinal >= FIRST_SERVED
 
     @property
     def handles(self) -> range:

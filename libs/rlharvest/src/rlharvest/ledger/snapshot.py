@@ -18,6 +18,7 @@ def dump_job(book: Book) -> bytes:
     return ledger_pb2.LiveJob(
         epoch=book.epoch,
         next_group=book.next_group,
+        next_served=book.next_served,
         ended=book.ended,
         groups=[
             ledger_pb2.LiveGroup(
@@ -28,7 +29,7 @@ def dump_job(book: Book) -> bytes:
                 prompt=group.prompt,
                 data_epoch=group.data_epoch,
             )
-            for group in book.groups.values()
+            for group in (*book.groups.values(), *book.served.values())
         ],
         counters=dict(book.counters),
     ).SerializeToString()
@@ -66,11 +67,10 @@ def load(job: str, fields: dict[str, bytes]) -> Book:
         return book
     head = ledger_pb2.LiveJob.FromString(fields[JOB_FIELD])
     book.epoch, book.next_group, book.ended = head.epoch, head.next_group, head.ended
+    book.next_served = max(book.next_served, head.next_served)
     book.counters = Counter(dict(head.counters))
     for group in head.groups:
-        book.groups[group.ordinal] = Group(
-            group.ordinal, group.first_handle, group.n, group.budget, group.prompt, group.data_epoch
-        )
+        book.admit(Group(group.ordinal, group.first_handle, group.n, group.budget, group.prompt, group.data_epoch))
     for name, data in fields.items():
         if name != JOB_FIELD:
             book.add(_load_response(data, book))
@@ -79,7 +79,7 @@ def load(job: str, fields: dict[str, bytes]) -> Book:
 
 def _load_response(data: bytes, book: Book) -> Response:
     saved = ledger_pb2.LiveResponse.FromString(data)
-    response = Response(saved.handle, saved.group, book.groups[saved.group].budget)
+    response = Response(saved.handle, saved.group, book.group(saved.group).budget)
     response.state = State(saved.state)
     response.attempt = saved.attempt
     response.serial = saved.serial

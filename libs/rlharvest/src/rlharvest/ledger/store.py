@@ -31,7 +31,10 @@ _KINDS: dict[bytes, Kind] = {byte: kind for kind, byte in _BYTES.items()}
 _TOKEN_BYTES = 8
 """An id and a log-probability, in a snapshot as in the log."""
 
-_LEAST_LOG_BYTES = 4 << 20
+_RESPONSE_BYTES = 256
+"""What else a snapshot holds of a response, about."""
+
+_LEAST_LOG_BYTES = 64 << 10
 """A log up to this size is never compacted."""
 
 
@@ -140,7 +143,9 @@ class Store:
         )
         book.touched.clear()
         position = Position(before.stream, applied)
-        if int(log_bytes) > max(_LEAST_LOG_BYTES, 2 * _TOKEN_BYTES * book.tokens):
+        live = _TOKEN_BYTES * book.tokens + _RESPONSE_BYTES * len(book.responses)
+        # Twice what the snapshot will hold, so that writing it again and again costs less than the log itself.
+        if int(log_bytes) > max(_LEAST_LOG_BYTES, 2 * live):
             await self.compact(book, epoch, position)
         return position
 

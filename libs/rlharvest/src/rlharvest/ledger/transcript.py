@@ -100,6 +100,10 @@ class Transcript:
         """Log-probabilities, shape (length,)."""
         return as_logprobs(bytes(self._logprobs))
 
+    def since(self, place: int) -> tuple[Ids, Logprobs]:
+        """Return ids and log-probabilities from a place on, each of shape (length - place,)."""
+        return as_ids(bytes(self._ids[4 * place :])), as_logprobs(bytes(self._logprobs[4 * place :]))
+
     @property
     def runs(self) -> tuple[Run, ...]:
         """The runs of tokens of one version, in order."""

@@ -20,9 +20,10 @@ from rlharvest_coordinator.api import errors, guard
 from rlharvest_coordinator.api.audit import Audit
 from rlharvest_coordinator.api.context import Context
 from rlharvest_coordinator.api.jobs import Jobs
-from rlharvest_coordinator.api.routes import audit, events, fine_tuning, fleet, jobs, samples, service
+from rlharvest_coordinator.api.routes import audit, completions, events, fine_tuning, fleet, jobs, samples, service
 from rlharvest_coordinator.api.streams import Streams
 from rlharvest_coordinator.api.strict import StrictJSON
+from rlharvest_coordinator.gateway.gateway import Gateway
 from rlharvest_coordinator.live import LiveView
 from rlharvest_coordinator.settings import CoordinatorSettings
 from rlharvest_coordinator.sql import Sessions
@@ -43,6 +44,7 @@ def create_app(
     live: LiveView,
     health: Health,
     *,
+    gateway: Gateway | None = None,
     stopping: asyncio.Event | None = None,
     http: httpx.AsyncClient | None = None,
     root_path: str = "",
@@ -51,6 +53,7 @@ def create_app(
 
     Args:
         health: readiness checks; `sql` and `leading` are added to it unless it has them.
+        gateway: samples completions; unset: no job runs here.
         stopping: set it when the process stops, so that event streams end.
         http: reaches the weight service; closed at the application's shutdown.
         root_path: prefix under which a proxy serves the application, e.g. `/rlharvest`.
@@ -65,6 +68,7 @@ def create_app(
         live=live,
         health=health,
         jobs=Jobs(sessions, live, most=settings.most_jobs, checkpoints=settings.checkpoints),
+        gateway=gateway or Gateway({}, sessions, epoch=lambda: live.epoch, most=settings.most_completions),
         streams=Streams(settings.most_streams),
         http=http or httpx.AsyncClient(timeout=5.0, verify=settings.tls.client),
         stopping=stopping or asyncio.Event(),
@@ -103,7 +107,7 @@ def _routes(tokens: Tokens | None, **arguments: Any) -> FastAPI:
     app.add_middleware(guard.Guard, tokens=tokens)
     app.add_middleware(Audit, tokens=tokens)  # the last one is the outermost
     bearer = Depends(HTTPBearer(auto_error=False, description="The server's API token, if it has one."))
-    for module in (jobs, events, samples, fleet, audit, fine_tuning):
+    for module in (jobs, events, samples, fleet, audit, fine_tuning, completions):
         app.include_router(module.router, dependencies=[bearer])
     app.include_router(service.router)
     pages.install(app, tokens=tokens)

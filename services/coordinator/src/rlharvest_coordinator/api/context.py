@@ -14,6 +14,7 @@ from starlette.requests import Request
 from rlharvest_coordinator.api.errors import ErrorBody
 from rlharvest_coordinator.api.jobs import Jobs
 from rlharvest_coordinator.api.streams import Streams
+from rlharvest_coordinator.gateway.gateway import Gateway
 from rlharvest_coordinator.live import LiveView
 from rlharvest_coordinator.settings import CoordinatorSettings
 from rlharvest_coordinator.sql import Sessions
@@ -28,6 +29,7 @@ class Context:
     live: LiveView
     health: Health
     jobs: Jobs
+    gateway: Gateway
     http: httpx.AsyncClient
     """Reaches the weight service."""
     streams: Streams

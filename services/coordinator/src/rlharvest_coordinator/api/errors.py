@@ -70,7 +70,7 @@ def response(error: RlharvestError) -> StrictJSON:
         case DataError():
             return envelope(400, "invalid_value", message)
         case NotFound():
-            return envelope(404, "not_found", message)
+            return envelope(404, "not_found", message, param=error.field)
         case Conflict():
             return envelope(409, "conflict", message)
         case NotLeader() | Fenced():

@@ -82,6 +82,10 @@ class Tokenizer:
         """Return the text of a finished response, special tokens left out; never fails."""
         return self._backend.decode([int(id) for id in ids if 0 <= id < self.vocab], skip_special_tokens=True)
 
+    def piece(self, id: int) -> str:
+        """Return the text of one token, of special ones too; bytes that are no character come out as U+FFFD."""
+        return self._backend.decode([id], skip_special_tokens=False) if 0 <= id < self.vocab else ""
+
     def _leading_ids(self, config: dict[str, Any]) -> list[int]:
         """Ids put before a plain string; `add_bos_token` of the configuration wins over the file's own rule."""
         bare = self._backend.encode(_PROBE, add_special_tokens=False).ids

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible gateway: completions that are sampled by the workers of a running job."""
