@@ -18,6 +18,7 @@ from rlharvest.v1 import ledger_pb2
 from rlharvest_coordinator.courier import Courier
 from rlharvest_coordinator.dispatcher import STALL_LOOK_S, Dispatcher
 from rlharvest_coordinator.harvest import Harvest
+from rlharvest_coordinator.history import History
 from rlharvest_coordinator.roster import Seat
 from rlharvest_coordinator.scope import Scope
 
@@ -80,7 +81,7 @@ def setting() -> tuple[Dispatcher, Quiet, Book, FakeClock]:
             pass
 
     scope = Local()
-    courier = Quiet(scope)
+    courier = Quiet(scope, History(scope))
     return Dispatcher(scope, courier, cast(Harvest, None)), courier, book, clock
 
 

@@ -13,8 +13,10 @@ from rlharvest.ledger.record import apply
 from rlharvest.ledger.response import State, attempt_of
 from rlharvest.spans import Finish, Flush, Run, Span, pack
 from rlharvest.v1 import ledger_pb2, scores_pb2
+from rlharvest_coordinator import harvest as harvest_module
 from rlharvest_coordinator.harvest import Harvest
 from rlharvest_coordinator.scope import Scope
+from rlharvest_coordinator.store import groups
 
 JOB, VOCAB = "rljob_x", 100
 ATTEMPT = attempt_of(1, 1)
@@ -71,3 +73,38 @@ def test_a_reward_that_failed_is_no_zero() -> None:
     found = problem(finished(1, score=score))
     assert found is not None
     assert (found[0], found[1]) == ("reward_error", "Reward function 'f': it raised")
+
+
+async def test_a_group_that_leaves_while_another_is_written_is_not_taken_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its leaving was in the log already; the round that still sees it says so once more, which changes nothing."""
+    book = Book(JOB)
+    changes = [
+        ledger_pb2.Change(admit=ledger_pb2.Admit(group=ordinal, first_handle=ordinal, n=1, budget=1))
+        for ordinal in (0, 1)
+    ]
+    book.transition(ledger_pb2.Transition(epoch=1, number=1, changes=changes))
+    for response in list(book.responses.values()):
+        book._move(response, State.SCORED)
+    scope = cast(Scope, SimpleNamespace(id=JOB, spec=SPEC, book=book, sessions=None, keeper=SimpleNamespace(epoch=1)))
+    harvest = Harvest(scope, cast(Any, None))
+    harvest._record(book.groups[1], groups.ACCEPTED)
+    written = []
+
+    async def record(_sessions: Any, row: Any, _samples: Any, *, epoch: int) -> bool:
+        written.append(row.ordinal)
+        leaves = ledger_pb2.Change(retire=ledger_pb2.Retire(group=1))
+        book.transition(ledger_pb2.Transition(epoch=epoch, number=2, changes=[leaves]))
+        return True
+
+    monkeypatch.setattr(groups, "record", record)
+    monkeypatch.setattr(
+        harvest_module, "group_row", lambda _scope, group, *_, **__: SimpleNamespace(ordinal=group.ordinal)
+    )
+    monkeypatch.setattr(harvest_module, "sample_row", lambda *_: None)
+    monkeypatch.setattr(harvest, "_problem", lambda _responses: None)
+    said = await harvest.settle()
+    assert written == [0]
+    assert [change.retire.group for change in said] == [0, 1]
+    assert harvest.running() == set()

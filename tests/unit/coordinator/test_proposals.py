@@ -52,6 +52,25 @@ class Eager:
         return []
 
 
+class Serving:
+    """Nobody asks for completions."""
+
+    def recovered(self) -> None:
+        pass
+
+    def let_go(self) -> list[ledger_pb2.Change]:
+        return []
+
+    admit = let_go
+
+
+class History:
+    """Nothing to draft from."""
+
+    async def follow(self) -> None:
+        pass
+
+
 class Harvest:
     """A harvest without work."""
 
@@ -75,7 +94,8 @@ def run_with(keeper: Keeper) -> Run:
     )
     run = Run.__new__(Run)
     run.scope = cast(Scope, scope)
-    run.harvest, run.dispatcher = cast(Any, Harvest()), cast(Any, Eager())
+    run.harvest, run.dispatcher, run.serving = cast(Any, Harvest()), cast(Any, Eager()), cast(Any, Serving())
+    run.history = cast(Any, History())
     run.closed = run.doubtful = False
     run._proposed = 0
     return run

@@ -14,7 +14,9 @@ from rlharvest.policies.staleness import Gate
 from rlharvest_coordinator.courier import Courier
 from rlharvest_coordinator.dispatcher import Dispatcher
 from rlharvest_coordinator.harvest import Harvest
+from rlharvest_coordinator.history import History
 from rlharvest_coordinator.scope import Scope
+from rlharvest_coordinator.store import groups
 
 SIZE = 2
 
@@ -43,8 +45,9 @@ def harvest(
         row=SimpleNamespace(step=step),
         gate=Gate(SIZE, bound, spec.limits.max_steps),
     )
-    found = Harvest(cast(Scope, scope), Courier(cast(Scope, scope)))
-    found.alive = sorted(alive)
+    found = Harvest(cast(Scope, scope), Courier(cast(Scope, scope), History(cast(Scope, scope))))
+    for ordinal in sorted(alive):
+        found.tally.record(ordinal, groups.ACCEPTED)
     return found
 
 
@@ -61,8 +64,21 @@ def test_a_rank_counts_every_group_before_that_is_not_dropped(alive: set[int], r
 
 def test_a_group_that_is_in_sql_and_not_yet_out_of_the_ledger_counts_once() -> None:
     found = harvest(alive=[0, 1], running=[1, 2])
-    found.left = {0: "committed", 1: "accepted"}
     assert found.ranks() == {2: 2}
+
+
+def test_a_book_that_came_back_without_its_tail_changes_no_rank() -> None:
+    """The ledger has groups again that are in SQL: they wait for nothing but to be forgotten."""
+    found = harvest(alive=[0, 1], running=[2])
+    assert (found.settled, found.running()) == (set(), {2})
+    book = Book("rljob_test")
+    for ordinal in (1, 2, 3):
+        book.groups[ordinal] = Group(ordinal, 2 * ordinal, 2, 8, 0, 0)
+    cast(Any, found.scope).book = book
+    assert (found.settled, found.running()) == ({1}, {2, 3})
+    assert found.ranks() == {2: 2, 3: 3}
+    del book.groups[1]
+    assert found.settled == set()
 
 
 @given(ORDINALS, st.integers(0, 3))
@@ -83,7 +99,10 @@ def test_in_order_of_completion_only_the_present_step_bounds_the_age() -> None:
 def test_totals_add_up_at_every_point() -> None:
     """submitted = trained + dropped + outstanding; a group in SQL that the ledger still has counts once."""
     found = harvest(alive=[0, 1], running=[1, 3, 4])
-    found.left = {0: "trained", 1: "accepted", 2: "dropped"}
+    found.tally.record(2, groups.DROPPED)
+    found.tally.move(0, groups.ACCEPTED, groups.COMMITTED)
+    found.tally.move(0, groups.COMMITTED, groups.TRAINED, 7)
     totals = found.totals()
     names = ("submitted", "trained", "dropped", "outstanding")
     assert [totals[name] for name in names] == [10, 2, 2, 6]
+    assert totals["trained_tokens"] == 7

@@ -14,6 +14,7 @@ from rlharvest.v1 import fleet_pb2, ledger_pb2
 from rlharvest_coordinator.courier import Courier
 from rlharvest_coordinator.dispatcher import Dispatcher
 from rlharvest_coordinator.harvest import Harvest
+from rlharvest_coordinator.history import History
 from rlharvest_coordinator.roster import Seat
 from rlharvest_coordinator.scope import Scope
 
@@ -24,7 +25,7 @@ class Outbox(Courier):
     """Remembers what would be sent."""
 
     def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
+        super().__init__(scope, History(scope))
         self.outbox: list[int] = []
 
     def send(self, handles: Any) -> None:

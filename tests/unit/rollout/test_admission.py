@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from rlharvest.v1 import fleet_pb2
-from rlharvest_rollout.admission import Admission, request_of, sampling_of
+from rlharvest_rollout.admission import REMEMBERED, Admission, request_of, sampling_of
 
 
 def message(*pairs: tuple[int, int], min_version: int = 0) -> fleet_pb2.Assignments:
@@ -28,6 +28,18 @@ def test_no_attempt_starts_twice_none_goes_back_and_slots_hold(messages, slots):
         assert len(held) <= slots
         assert bool(verdict.refused) == bool(verdict.reason)
     assert len(set(started)) == len(started)
+
+
+def test_what_is_remembered_does_not_grow_with_the_job():
+    """Thousands of responses go through; an order that comes again late is known all the same."""
+    admission = Admission(2)
+    held = {1: 1}
+    admission.judge(message((1, 1)), held={}, running=0, version=0)
+    for handle in range(2, 2000):
+        assert admission.judge(message((handle, 1)), held=held, running=1, version=0).take
+        late = [(1, 1), *((other, 1) for other in range(max(2, handle - REMEMBERED), handle + 1))]
+        assert not admission.judge(message(*late), held=held, running=1, version=0).take
+    assert len(admission._newest) <= 2 + REMEMBERED * 2
 
 
 def test_a_version_that_is_too_old_or_missing_is_refused():

@@ -18,7 +18,7 @@ from rlharvest.weights.manifest import FileEntry, Manifest, part_hash
 from rlharvest_weights import durable
 from rlharvest_weights import versions as versions_module
 from rlharvest_weights.blobs import BlobStore
-from rlharvest_weights.versions import MOST_KEY_CHARACTERS, VersionStore, claim
+from rlharvest_weights.versions import KEYS_KEPT, MOST_KEY_CHARACTERS, VersionStore, claim
 
 JOB = "rljob_a"
 
@@ -75,6 +75,18 @@ def test_numbers_rise_from_0_and_a_key_makes_one_version(root: Root) -> None:
     assert root.publish("d", b"d", parent=2) == 3
     assert root.versions.get(JOB, 3).parent == 2
     assert root.publish("a", b"a", job="rljob_b") == 0
+
+
+def test_what_is_remembered_of_a_job_does_not_grow_with_it(root: Root) -> None:
+    """Every publication writes it all: after the first few steps it has the size that it keeps."""
+    sizes = []
+    for step in range(100, 100 + 2 * KEYS_KEPT):
+        root.publish(f"1:{step}", b"same")
+        root.versions.retain(JOB, [], 2)
+        sizes.append((root.path / "jobs" / JOB / "state.json").stat().st_size)
+    assert KEYS_KEPT <= 100, "a job of 300 steps must reach its bound early"
+    assert max(sizes[KEYS_KEPT:]) - min(sizes[KEYS_KEPT:]) < 200
+    assert root.publish(f"1:{99 + 2 * KEYS_KEPT}", b"same") == 2 * KEYS_KEPT - 1, "who comes again soon gets its number"
 
 
 def test_a_key_with_other_content_is_a_conflict(root: Root) -> None:

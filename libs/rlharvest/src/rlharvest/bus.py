@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from nats.js.errors import APIError, NotFoundError
 
 from rlharvest.errors import InvalidField, Unavailable
+from rlharvest.repeats import Repeats
 
 if TYPE_CHECKING:
     from rlharvest.accounts import Credential
@@ -30,6 +32,9 @@ log = structlog.get_logger(__name__)
 NO_JOB = "_"
 MAX_PAYLOAD_BYTES = 1 << 20
 """NATS's default limit; a publisher splits or refers before it reaches it."""
+
+SAY_EVERY_S = 10.0
+"""A connection that fails again and again is logged so often."""
 
 Kind = Literal[
     "spans",
@@ -155,11 +160,13 @@ async def connect(
 
     client = Client()
     refused = False
+    repeats = Repeats(SAY_EVERY_S)
 
     async def error(problem: Exception) -> None:
         nonlocal refused
         refused = refused or "Authorization Violation" in str(problem)
-        log.warning("nats.error", client=name, error=repr(problem))
+        if (times := repeats.heard(type(problem).__name__, time.monotonic())) > 0:
+            log.warning("nats.error", client=name, error=repr(problem), times=times)
 
     async def disconnected() -> None:
         if client.is_closed or client.is_draining:
@@ -167,7 +174,7 @@ async def connect(
         log.warning("nats.disconnected", client=name)
 
     async def reconnected() -> None:
-        log.info("nats.reconnected", client=name)
+        log.info("nats.reconnected", client=name, more_errors=repeats.over())
         if on_reconnect is not None:
             on_reconnect()
 
@@ -199,9 +206,11 @@ async def connect(
                         reconnected_cb=reconnected,
                         **login,
                     )
+                    repeats.over()
                     return client
                 except (NatsError, OSError) as problem:
-                    log.info("nats.waiting", client=name, url=url, error=repr(problem))
+                    if (times := repeats.heard("waiting", time.monotonic())) > 0:
+                        log.info("nats.waiting", client=name, url=url, error=repr(problem), times=times)
                     await asyncio.sleep(0.25)
     except TimeoutError as timeout:
         if refused:

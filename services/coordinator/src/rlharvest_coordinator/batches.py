@@ -69,10 +69,6 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         self.checkpoints_dir = checkpoints_dir
         self.deadline_s = deadline_s
         self.on_version = on_version
-        self.heard: dict[str, float] = {}
-        """Job -> when its trainer was last heard of, monotonic."""
-        self.phases: dict[str, str] = {}
-        """Job -> what its trainer does."""
         self.queued = asyncio.Event()
         """Set whenever a job may be there to claim."""
 
@@ -100,7 +96,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
     async def _claimed(self, row: Job, request: batches_pb2.ClaimRequest) -> batches_pb2.ClaimReply:
         run = self.runs[row.id]
         run.scope.row = row
-        self.heard[row.id] = self.clock.monotonic()
+        run.trainer_heard = self.clock.monotonic()
         run.scope.event("info", "job.claimed", f"Trainer {request.trainer} has the job.", {"trainer": request.trainer})
         run.scope.woken.set()
         directory = self.checkpoints_dir / row.id
@@ -123,7 +119,6 @@ class Batches(batches_pb2_grpc.BatchesServicer):
 
     async def Renew(self, request: batches_pb2.RenewRequest, context: Context) -> batches_pb2.RenewReply:
         run = await self._fenced(request.job, request.fence, context)
-        self.phases[request.job] = request.phase[:_MAX_TEXT]
         run.trainers_obstacle = of_trainer(request.obstacle, request.obstacle_message[:_MAX_TEXT])
         return batches_pb2.RenewReply(directive=_directive(run), lost_version=run.lost_version)
 
@@ -135,7 +130,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         _at_most("after", request.after, size)
         end = self.clock.monotonic() + wait_s
         while True:
-            batched = run.harvest.batched
+            batched = run.harvest.open_batch.batched
             rows = await groups.batch(self.sessions, run.id, request.step, after=request.after, limit=size)
             left = end - self.clock.monotonic()
             if rows or left <= 0 or run.closed:
@@ -145,7 +140,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
                     await batched.wait()
             except TimeoutError:
                 pass
-            self.heard[run.id] = self.clock.monotonic()
+            run.trainer_heard = self.clock.monotonic()
         reply = batches_pb2.NextBatchReply(step=request.step, epoch=self.epoch(), size=size)
         for group, samples in rows:
             reply.groups.append(_group(run, group, samples))
@@ -237,8 +232,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
                     )
             except Conflict as error:
                 await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        self.heard.pop(run.id, None)
-        self.phases.pop(run.id, None)
+        run.trainer_heard = None
         run.trainers_obstacle = None
         self.queued.set()
         run.scope.woken.set()
@@ -254,7 +248,9 @@ class Batches(batches_pb2_grpc.BatchesServicer):
                 if run.scope.status in (Status.PAUSING, Status.CANCELLING):
                     await self._let_go(run)  # there is no trainer to wait for
                 continue
-            silent = now - self.heard.setdefault(run.id, now)
+            if run.trainer_heard is None:
+                run.trainer_heard = now
+            silent = now - run.trainer_heard
             if silent < self.deadline_s:
                 continue
             lost = run.scope.row.trainer
@@ -264,7 +260,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
                 run.scope.row = await jobs.update(
                     self.sessions, run.id, lambda row: setattr(row, "trainer", None), epoch=self.epoch()
                 )
-            self.heard.pop(run.id, None)
+            run.trainer_heard = None
             run.trainers_obstacle = None
             run.scope.event("warn", "trainer.lost", f"Trainer {lost} was silent for {silent:.0f} s.", {"trainer": lost})
             self.queued.set()
@@ -299,7 +295,7 @@ class Batches(batches_pb2_grpc.BatchesServicer):
         if fence != run.scope.row.fence:
             reason = f"claim {fence} of job {job} is over; claim {run.scope.row.fence} has it"
             await _abort(context, grpc.StatusCode.ABORTED, reason)
-        self.heard[job] = self.clock.monotonic()
+        run.trainer_heard = self.clock.monotonic()
         return run
 
     async def _lead(self, context: Context) -> int:

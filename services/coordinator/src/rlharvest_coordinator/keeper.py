@@ -59,7 +59,8 @@ class Keeper:
         self.obstacle: Obstacle | None = None
         """Why the store takes nothing, while it does not."""
         self._positions: dict[str, Position] = {}
-        self._numbers: Counter[str] = Counter()
+        self._number = 0
+        """Of the last transition; no two of an epoch have the same, whatever their jobs."""
         self._listeners: list[Listener] = []
         self._lock = asyncio.Lock()
 
@@ -100,9 +101,10 @@ class Keeper:
 
     async def propose(self, job: str, changes: Sequence[ledger_pb2.Change]) -> int:
         """Put changes into the log as one transition; return its sequence. They take effect when the log is read."""
-        self._numbers[job] += 1
-        number = self._numbers[job]
-        return await self.log.publish(job, ledger_pb2.Transition(epoch=self.epoch, number=number, changes=changes))
+        self._number += 1
+        return await self.log.publish(
+            job, ledger_pb2.Transition(epoch=self.epoch, number=self._number, changes=changes)
+        )
 
     async def run(self) -> None:
         """Apply the log for ever.

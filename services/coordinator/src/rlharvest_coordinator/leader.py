@@ -82,6 +82,11 @@ class Leadership:
         if row is None or row.epoch != self.epoch or row.holder != self.holder:
             raise Fenced(f"another coordinator took over after epoch {self.epoch}")
 
+    async def still(self) -> None:
+        """After a refusal: go on, soon, if it was for an epoch of this coordinator's own past. Raises Fenced."""
+        await self.check()
+        await self.clock.sleep(0.1)
+
     async def advance(self) -> int:
         """Go on in a new epoch, after a recovery: no attempt of the time before is ever given again.
 

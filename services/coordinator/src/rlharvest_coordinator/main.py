@@ -29,9 +29,10 @@ from rlharvest_coordinator.api.jobs import Jobs
 from rlharvest_coordinator.api.rpc_jobs import NAME as JOBS
 from rlharvest_coordinator.api.rpc_jobs import JobsServicer
 from rlharvest_coordinator.backup import command as backup
-from rlharvest_coordinator.core import TRANSIENT, Core
+from rlharvest_coordinator.core import Core
 from rlharvest_coordinator.metrics import LiveCollector
 from rlharvest_coordinator.migrations import migrate, require_newest
+from rlharvest_coordinator.obstacles import TRANSIENT
 from rlharvest_coordinator.settings import CoordinatorSettings
 
 log = structlog.get_logger(__name__)
@@ -83,7 +84,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     server = rpc.Server(TRANSIENT, access=access, tls=settings.tls.listener)
     server.add("rlharvest.v1.Fleet", fleet_pb2_grpc.add_FleetServicer_to_server, core.roster)
     server.add("rlharvest.v1.Batches", batches_pb2_grpc.add_BatchesServicer_to_server, core.batches)
-    held = Jobs(sessions, core, clock, most=settings.most_jobs, checkpoints=settings.checkpoints)
+    held = Jobs(sessions, core.view, clock, most=settings.most_jobs, checkpoints=settings.checkpoints)
     jobs = JobsServicer(held, settings.api_token)
     server.add(JOBS, jobs_pb2_grpc.add_JobsServicer_to_server, jobs)
     await server.start(settings.grpc_address)
@@ -92,7 +93,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     await watched.start(settings.health_host, settings.health_port)
 
     LiveCollector(core).register()
-    app = create_app(settings, sessions, core, health, stopping=supervisor.stopping)
+    app = create_app(settings, sessions, core.view, health, gateway=core.gateway, stopping=supervisor.stopping)
     web = WebServer(
         uvicorn.Config(
             app,

@@ -25,26 +25,32 @@ class LiveCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the metrics as they are now."""
         core = self.core
-        yield _gauge("rlharvest_leading", "1 where this coordinator leads.", float(core.leading))
+        yield _gauge("rlharvest_leading", "1 where this coordinator leads.", float(core.view.leading))
         yield _gauge("rlharvest_epoch", "Epoch in which this coordinator leads, else 0.", float(core.epoch))
         yield _counter("rlharvest_recoveries", "Times the books were taken from the store.", core.keeper.recoveries)
+        sampling = float(core.gateway.sampling)
+        yield _gauge("rlharvest_completions", "Responses that are being sampled for clients of the gateway.", sampling)
         ignored = CounterMetricFamily("rlharvest_ignored_messages", "Messages of jobs not open here.", labels=["kind"])
         for kind, n in core.keeper.ignored.items():
             ignored.add_metric([kind], n)
         yield ignored
         corrupt = CounterMetricFamily("rlharvest_corrupt_messages", "Messages that could not be read.", labels=["kind"])
-        for kind, n in (("beat", core.roster.corrupt), ("events", core.corrupt_events), ("ledger", core.keeper.forged)):
+        for kind, n in (
+            ("beat", core.roster.corrupt),
+            ("events", core.journal.corrupt),
+            ("ledger", core.keeper.forged),
+        ):
             corrupt.add_metric([kind], n)
         yield corrupt
         workers = GaugeMetricFamily("rlharvest_workers", "Workers by state and job.", labels=["state", "job"])
-        states = Counter((worker.state, worker.job or "") for worker in core.workers())
+        states = Counter((worker.state, worker.job or "") for worker in core.view.workers())
         for (state, job), n in states.items():
             workers.add_metric([state, job], n)
         yield workers
         responses = GaugeMetricFamily("rlharvest_responses", "Live responses by state.", labels=["job", "state"])
         totals = CounterMetricFamily("rlharvest_job", "Totals of running jobs.", labels=["job", "counter"])
         for run in list(core.runs.values()):
-            if (live := core.job(run.id)) is None:
+            if (live := core.view.job(run.id)) is None:
                 continue
             for state, n in (("pending", live.pending), ("running", live.running), ("finished", live.finished)):
                 responses.add_metric([run.id, state], n)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from socket import gaierror
 
+from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 from redis.exceptions import OutOfMemoryError, ResponseError
+from rlharvest.errors import InfrastructureError
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -19,6 +21,11 @@ from sqlalchemy.exc import (
     ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from rlharvest_coordinator import sql
+
+TRANSIENT = (InfrastructureError, *sql.FAULTS, TimeoutError, NatsError)
+"""What may be over at the next try."""
 
 REASONS = {
     "LedgerFull": "The ledger's stream in NATS is full",

@@ -13,21 +13,24 @@ from collections.abc import Sequence
 from itertools import chain, islice
 
 import structlog
+from rlharvest.errors import Unavailable
 from rlharvest.fleet.member import ENDED, WorkerState
 from rlharvest.ids import response_id
 from rlharvest.jobs.state import TERMINAL, Move, Status
 from rlharvest.ledger.record import Effects
-from rlharvest.ledger.response import State
+from rlharvest.ledger.response import FIRST_SERVED, State
 from rlharvest.v1 import ledger_pb2
 
 from rlharvest_coordinator.courier import Courier
 from rlharvest_coordinator.dispatcher import Dispatcher
 from rlharvest_coordinator.harvest import Harvest
+from rlharvest_coordinator.history import History
 from rlharvest_coordinator.live import LiveJob
 from rlharvest_coordinator.log import Entry
 from rlharvest_coordinator.obstacles import Obstacle, obstacle
 from rlharvest_coordinator.roster import Seat
 from rlharvest_coordinator.scope import Scope
+from rlharvest_coordinator.serving import Serving
 from rlharvest_coordinator.store import groups, jobs
 
 log = structlog.get_logger(__name__)
@@ -41,9 +44,11 @@ class Run:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.courier = Courier(scope)
+        self.history = History(scope)
+        self.courier = Courier(scope, self.history)
         self.harvest = Harvest(scope, self.courier)
         self.dispatcher = Dispatcher(scope, self.courier, self.harvest)
+        self.serving = Serving(scope, self.courier)
         self.closed = False
         self.doubtful = False
         """A write to SQL failed: it may have been made all the same, so SQL is read again."""
@@ -51,6 +56,8 @@ class Run:
         """What keeps the rounds from being made."""
         self.trainers_obstacle: Obstacle | None = None
         """What the trainer says that it waits for."""
+        self.trainer_heard: float | None = None
+        """When the trainer was last heard of, monotonic; None: there was none, or it let go."""
         self.lost_version: int | None = None
         """The newest version, if the weight service has it no more."""
         self._proposed = 0
@@ -80,18 +87,30 @@ class Run:
         """The book was taken from the store again: nothing that was on its way counts."""
         self._proposed = 0
         self.harvest.questions.asked.clear()
+        self.serving.recovered()
         self.scope.woken.set()
 
     async def applied(self, entries: Sequence[tuple[Entry, Effects]]) -> None:
         """Hear what the log changed."""
         assigned: list[int] = []
+        left: list[int] = []
         for _entry, effects in entries:
             if effects.transition is not None and effects.transition.epoch == self.scope.keeper.epoch:
                 assigned += [change.assign.handle for change in effects.changes if change.HasField("assign")]
+            left += [ordinal for change in effects.changes if (ordinal := _left(change)) is not None]
             if effects.score is not None:
                 self.harvest.questions.asked.pop(effects.score.handle, None)
         await self.courier.acknowledge_all(entries)
+        n = self.scope.spec.sampling.num_generations
+        # Only now: their last acknowledgements are noted above, and none can come any more.
+        for handle in chain.from_iterable(
+            self.serving.left(ordinal) if ordinal >= FIRST_SERVED else range(ordinal * n, (ordinal + 1) * n)
+            for ordinal in left
+        ):
+            self.courier.forget(handle)
+            self.harvest.forget(handle)
         self.courier.send(assigned)
+        self.serving.applied(entries)
         self.scope.woken.set()
 
     def beat(self, seat: Seat) -> None:
@@ -116,10 +135,15 @@ class Run:
             return
         if self.scope.keeper.caught_up:
             await self.harvest.form_batches()
+        if self.scope.status is not Status.RUNNING:
+            self.serving.end(Unavailable(f"The job is {self.scope.status}; the completion ended early."))
         if self.scope.keeper.applied_to < self._proposed:
             return  # what is due now is due in the next round as well
+        changes += self.serving.let_go()
         if self.active:
+            await self.history.follow()
             self.dispatcher.going_on()
+            changes += self.serving.admit()
             changes += [*self.dispatcher.orphans(), *self.dispatcher.conclude(), *self.dispatcher.admit()]
             changes += self.dispatcher.assign({change.orphan.handle for change in changes if change.HasField("orphan")})
         elif self.scope.status is not Status.RUNNING:
@@ -234,3 +258,14 @@ class Run:
         if step > most:
             return "Saving", "The last step is done; the trainer saves the model."
         return "Training", f"Step {step} of {most} computes."
+
+
+def _left(change: ledger_pb2.Change) -> int | None:
+    """Return the group that a change takes out of the ledger, or None."""
+    match change.WhichOneof("change"):
+        case "retire":
+            return change.retire.group
+        case "drop":
+            return change.drop.group
+        case _:
+            return None

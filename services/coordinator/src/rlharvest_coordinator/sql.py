@@ -16,20 +16,30 @@ Sessions = async_sessionmaker[AsyncSession]
 FAULTS = (DBAPIError, PoolTimeout, OSError)
 """What any statement may raise while the database is away: it may have been made all the same."""
 
+CACHE_KIB = 256
+"""Pages of SQLite that each connection keeps; the operating system keeps the file."""
+
+CONNECTIONS = 15
+"""To SQLite at a time. Those that were opened stay: one more than stay would be opened, with a thread, again and again."""
+
 
 def connect(url: str) -> AsyncEngine:
     """Return an engine; SQLite gets WAL, a sync at each commit (epochs must never come back), and foreign keys."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
         return create_async_engine(url, pool_pre_ping=True, pool_size=10)
+    pool: dict[str, Any] = {}
     if parsed.database and parsed.database != ":memory:":
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_async_engine(url, connect_args={"timeout": 10})
+        # The one that was used last is used first, so that there are no more than work at a time.
+        pool = {"pool_size": CONNECTIONS, "max_overflow": 0, "pool_use_lifo": True}
+    engine = create_async_engine(url, connect_args={"timeout": 10}, **pool)
 
     @event.listens_for(engine.sync_engine, "connect")
-    def pragmas(connection: Any, _record: Any) -> None:
+    def connected(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON"):
+        pragmas = ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON")
+        for pragma in (*pragmas, f"cache_size=-{CACHE_KIB}"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 

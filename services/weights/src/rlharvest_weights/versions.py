@@ -30,7 +30,7 @@ from rlharvest_weights import durable
 
 log = structlog.get_logger(__name__)
 
-KEYS_KEPT = 1000
+KEYS_KEPT = 64
 """Publications of a job that are remembered by key; a publisher comes again soon or not at all."""
 
 MOST_KEY_CHARACTERS = 200

@@ -6,7 +6,7 @@ its place for ever (the database refuses a second group in a place); a batch is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, select, update
@@ -84,10 +84,19 @@ async def train(sessions: Sessions, job: str, *, below: int, epoch: int) -> list
     return fresh
 
 
-async def all_of(sessions: Sessions, job: str) -> list[Group]:
-    """Return every group of a job that left the ledger, in order of admission."""
+async def all_of(sessions: Sessions, job: str) -> AsyncIterator[tuple[int, str, int | None, int]]:
+    """Yield (ordinal, state, batch, tokens) of every group of a job that left the ledger, in order of admission."""
+    query = select(Group.ordinal, Group.state, Group.step, Group.tokens).where(Group.job == job).order_by(Group.ordinal)
     async with sessions() as session:
-        return list(await session.scalars(select(Group).where(Group.job == job).order_by(Group.ordinal)))
+        async for row in await session.stream(query):
+            yield row.ordinal, row.state, row.step, row.tokens
+
+
+async def accepted(sessions: Sessions, job: str) -> list[Group]:
+    """Return the groups of a job that are complete and in no batch, in order of admission."""
+    query = select(Group).where(Group.job == job, Group.state == ACCEPTED).order_by(Group.ordinal)
+    async with sessions() as session:
+        return list(await session.scalars(query))
 
 
 async def batch(sessions: Sessions, job: str, step: int, *, after: int, limit: int) -> list[tuple[Group, list[Sample]]]:
