@@ -223,16 +223,17 @@ class Run:
     def outage(self, seconds: float) -> None:
         """Take the coordinator away in a job for a long time; nothing of what workers had is thrown away."""
         spec = copy.deepcopy(self.specs[0])
-        spec["rollout"]["stub"] = {"step_s": 0.02, "length": 400}
-        spec["sampling"]["max_completion_length"] = 450
+        # Forty seconds: they are still being generated when it is seen that they are, also on a busy machine.
+        spec["rollout"]["stub"] = {"step_s": 0.02, "length": 2000}
+        spec["sampling"]["max_completion_length"] = 2100
         spec["algorithm"]["prompts_per_step"] = WORKERS
         spec["limits"]["max_steps"] = 1
         job = self.system.submit(spec)
         before = self.echo.retired
         self.system.until(
             lambda: (
-                sum(sample["length"] >= 5 for sample in self.system.client.live_samples(job)) >= 4 * WORKERS
-                and sum(seen["held"] for seen in self.system.client.workers()) >= 4 * WORKERS
+                sum(sample["length"] >= 5 for sample in self.system.client.live_samples(job)) >= 2 * WORKERS
+                and sum(seen["held"] for seen in self.system.client.workers()) >= 2 * WORKERS
             ),
             timeout_s=PATIENCE_S,
             what="responses in the middle of their generation",

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rlharvest import logs
 from rlharvest.testing.system import System
 
 from benchmarks.fuzz import stage, still
@@ -72,7 +73,8 @@ def measure(report: Report, directory: Path, *, parts: list[str], minutes: float
     wrong: list[str] = []
     changed: list[str] = []
     inexact = 0
-    with System(directory, workers=2) as system:
+    # A line of JSON holds the whole of what went wrong.
+    with System(directory, workers=2, settings={"RLHARVEST_LOG_FORMAT": "json"}) as system:
         over = stage.finished(system)
         before = still.look(system, over)
         for part in parts:
@@ -85,6 +87,8 @@ def measure(report: Report, directory: Path, *, parts: list[str], minutes: float
                 except AssertionError as error:
                     inexact += 1
                     faults, n = [f"{part}, seed {seed + turn}: {str(error)[:2000]}"], 0
+                for fault in faults:
+                    print(f"WRONG: {fault}", flush=True)
                 inputs += n
                 wrong += faults
                 turn += 1
@@ -92,8 +96,8 @@ def measure(report: Report, directory: Path, *, parts: list[str], minutes: float
             report.count(f"{part}_inputs", "inputs", inputs)
         changed = still.differences(before, still.look(system, over))
         unforeseen = still.problems(system)
-    for line in [*wrong[:20], *changed[:20], *unforeseen[:20]]:
-        print(line)
+    for line in [*changed[:20], *unforeseen[:20]]:
+        print(f"WRONG: {line}", flush=True)
     report.count("wrong_answers", "answers", len(wrong))
     report.count("changes", "changes", len(changed))
     report.count("unforeseen_errors", "lines", len(unforeseen))
@@ -109,6 +113,8 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = random.randrange(2**31) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
+    # Thousands of inputs are refused, each with a warning of the client that sent it.
+    logs.configure("fuzz", level="error", style="console")
     report = Report("fuzz")
     with tempfile.TemporaryDirectory(prefix="rlharvest-bench-") as directory:
         try:

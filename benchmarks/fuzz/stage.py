@@ -20,7 +20,7 @@ def finished(system: System) -> str:
     """Run a small job to its end; return it once nothing more is said of it."""
     spec = system.spec(limits={"max_steps": 1})
     job = system.submit(spec)
-    still.ends_right(system, spec, job, timeout_s=START_S)
+    system.finish(job, spec, timeout_s=START_S)
     system.until(
         lambda: any(event["type"] == "job.closed" for event in system.client.events(job)),
         timeout_s=60,
@@ -36,7 +36,7 @@ def running(system: System, over: str, *, steps: int, step_s: float = 0.03) -> I
     job = system.submit(spec)
     system.until(lambda: _generates(system, job), timeout_s=START_S, what=f"job {job} to generate")
     yield target(system, job, over)
-    still.ends_right(system, spec, job, timeout_s=START_S + 60 * steps)
+    system.finish(job, spec, timeout_s=START_S + 60 * steps)
 
 
 def target(system: System, job: str, over: str) -> Target:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlharvest.testing.audit import check_job
 from rlharvest.testing.system import System
 
 TABLES = ("events", "steps", "versions", "checkpoints", "groups", "samples")
@@ -66,7 +65,7 @@ def differences(before: Still, after: Still) -> list[str]:
 def problems(system: System) -> list[str]:
     """Return what the services say of faults that nobody foresaw."""
     return [
-        f"{service.name}: {line[:300]}"
+        f"{service.name}: {line[:4000]}"
         for service in system.services
         if service.log.exists()
         for line in service.log.read_text(errors="replace").splitlines()
@@ -80,11 +79,6 @@ SIGNS = ("Traceback (most recent", "rpc.failed", "request.failed", ".crashed", "
 def slow_job(system: System, *, steps: int = 2, step_s: float = 0.03) -> dict[str, Any]:
     """Return a job that takes long enough to be disturbed."""
     return system.spec(rollout={"stub": {"step_s": step_s, "mean_length": 30}}, limits={"max_steps": steps})
-
-
-def ends_right(system: System, spec: dict[str, Any], job: str, *, timeout_s: float) -> None:
-    """Wait until a job has ended and compare every token with the uninterrupted run. Raises AssertionError."""
-    check_job(spec, system.wait(job, "succeeded", timeout_s=timeout_s), system.samples(job))
 
 
 def _digest(records: sqlite3.Connection, query: str, job: str) -> str:

@@ -15,7 +15,7 @@ from rlharvest.testing.audit import check_job
 from rlharvest.testing.postgres import PostgresServer
 from rlharvest.testing.system import System
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 16
 
@@ -46,12 +46,12 @@ def test_a_job_goes_on_from_a_backup_that_was_made_while_it_ran(
             rollout={"stub": {"step_s": 0.05, "mean_length": 30}},
         )
         job = first.submit(spec)
-        first.until(lambda: first.job(job)["progress"]["step"] >= 3, timeout_s=120, what="step 3")
+        first.until(lambda: first.job(job)["progress"]["step"] >= 3, timeout_s=240, what="step 3")
         coordinator(first, "backup", backup, "--weights", first.directory / "data" / "weights")
         assert first.job(job)["status"] == "running", "the backup came too late"
         # What comes after the backup is lost with the machine; the numbers it used must not come again.
         at = first.job(job)["progress"]["step"]
-        first.until(lambda: first.job(job)["progress"]["step"] > at, timeout_s=120, what="another step")
+        first.until(lambda: first.job(job)["progress"]["step"] > at, timeout_s=240, what="another step")
         for service in first.services:
             service.kill()
     second = System(

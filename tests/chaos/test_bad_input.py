@@ -24,7 +24,7 @@ from rlharvest.testing.servers import NatsServer, ValkeyServer, free_port
 from rlharvest.testing.system import System
 from rlharvest.v1 import scores_pb2
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 def failed(system: System, **changes: Any) -> str:
     """Submit a job whose inputs are wrong; return what it failed with."""
     job = system.submit(system.spec(**changes))
-    system.until(lambda: system.job(job)["status"] == "failed", timeout_s=60, what=f"job {job} to fail")
+    system.until(lambda: system.job(job)["status"] == "failed", timeout_s=240, what=f"job {job} to fail")
     error = str(system.job(job)["error"])
     assert any(error in event["message"] for event in system.client.events(job)), "the event does not say why"
     return error
@@ -46,7 +46,7 @@ def failed(system: System, **changes: Any) -> str:
 def works(system: System) -> None:
     """A job that is right still ends right."""
     spec = system.spec(limits={"max_steps": 1})
-    found = system.wait(system.submit(spec), "succeeded", timeout_s=120)
+    found = system.wait(system.submit(spec), "succeeded", timeout_s=240)
     check_job(spec, found, system.samples(found["id"]))
 
 
@@ -156,7 +156,7 @@ def test_garbage_on_every_subject_of_a_running_job_is_ignored_and_counted(system
     spec = system.spec(rollout={"stub": {"step_s": 0.03, "mean_length": 30}}, limits={"max_steps": 2})
     job = system.submit(spec)
     system.until(
-        lambda: system.job(job)["counters"].get("generated_tokens", 0) > 20, timeout_s=60, what="responses to run"
+        lambda: system.job(job)["counters"].get("generated_tokens", 0) > 20, timeout_s=240, what="responses to run"
     )
     (worker,) = [item["id"] for item in system.client.workers() if item["state"] not in ("dead", "gone")]
     beats, events = (metric(system, "rlharvest_corrupt_messages", kind) for kind in ("beat", "events"))
@@ -168,7 +168,7 @@ def test_garbage_on_every_subject_of_a_running_job_is_ignored_and_counted(system
         for who in (worker, "coordinator", "reward", "wkr_nobody")
     ]
     publish(system, [(subject, data) for subject in subjects for data in GARBAGE])
-    found = system.wait(job, "succeeded", timeout_s=120)
+    found = system.wait(job, "succeeded", timeout_s=240)
     check_job(spec, found, system.samples(job))
     assert found["counters"]["corrupt_messages"] > 0
     assert metric(system, "rlharvest_corrupt_messages", "beat") > beats
@@ -184,7 +184,7 @@ def test_late_results_for_jobs_that_are_over_or_never_were_change_nothing(system
     cancelled, deleted = system.submit(slow), system.submit(slow)
     for job in (cancelled, deleted):
         system.client.cancel(job)
-        system.wait(job, "cancelled", timeout_s=60)
+        system.wait(job, "cancelled", timeout_s=240)
     system.client.delete(deleted)
     before = system.job(cancelled)
     spans, scores = (metric(system, "rlharvest_ignored_messages", kind) for kind in ("spans", "scored"))
@@ -201,7 +201,7 @@ def test_late_results_for_jobs_that_are_over_or_never_were_change_nothing(system
             metric(system, "rlharvest_ignored_messages", "spans") >= spans + 3
             and metric(system, "rlharvest_ignored_messages", "scored") >= scores + 3
         ),
-        timeout_s=30,
+        timeout_s=240,
         what="the late results to be counted",
     )
     after = system.job(cancelled)
@@ -249,7 +249,7 @@ def told(program: str, environment: dict[str, str]) -> tuple[int, str]:
         [Path(sys.executable).parent / program, "serve"],
         env={**os.environ, **environment},
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     return done.returncode, (done.stdout + done.stderr).decode()
@@ -308,7 +308,7 @@ def test_a_row_too_large_for_any_message_drops_its_group_and_the_job_goes_on(sys
     path = system.directory / "large.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = system.submit(system.spec(dataset={"path": str(path), "shuffle": False}, limits={"max_steps": 2}))
-    counters = system.wait(job, "succeeded", timeout_s=90)["counters"]
+    counters = system.wait(job, "succeeded", timeout_s=240)["counters"]
     assert counters["submitted"] == counters["trained"] + counters["dropped"] + counters["outstanding"]
     dropped = [event for event in system.client.events(job) if event["type"] == "group.too_large"]
     assert dropped

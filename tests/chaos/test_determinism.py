@@ -17,7 +17,7 @@ from rlharvest.errors import RlharvestError
 from rlharvest.testing.audit import VOCAB, check_job
 from rlharvest.testing.system import System
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 10
 
@@ -55,7 +55,7 @@ def run(system: System, spec: dict[str, Any], during: Callable[[str], None] = la
     """Run a job to its end, audit it, and return its digests by version and its curves."""
     job = system.submit(spec)
     during(job)
-    found = system.wait(job, "succeeded", timeout_s=150)
+    found = system.wait(job, "succeeded", timeout_s=240)
     check_job(spec, found, system.samples(job))
     curves = system.client.metrics(job)
     return {
@@ -75,7 +75,7 @@ def with_workers(system: System, n: int) -> None:
             worker.start()
     system.until(
         lambda: sum(worker["state"] not in ("dead", "gone") for worker in system.client.workers()) >= n,
-        timeout_s=60,
+        timeout_s=240,
         what=f"{n} workers",
     )
 
@@ -96,10 +96,10 @@ def test_four_workers_that_die_make_the_versions_of_one(system: System, referenc
 
     def kill_some(job: str) -> None:
         for index, step in enumerate((1, 4, 7)):
-            system.until(lambda step=step: at(system, job) >= step, timeout_s=90, what=f"step {step}")  # type: ignore[misc]  # mypy cannot infer a lambda's default
+            system.until(lambda step=step: at(system, job) >= step, timeout_s=240, what=f"step {step}")  # type: ignore[misc]  # mypy cannot infer a lambda's default
             system.until(
                 lambda: any(sample["state"] == "streaming" for sample in system.client.live_samples(job)),
-                timeout_s=30,
+                timeout_s=240,
                 what="responses in the middle of their generation",
             )
             for worker in (system.workers[index], system.workers[index + 1]):
@@ -178,15 +178,15 @@ def test_work_in_flight_never_exceeds_the_gate(system: System) -> None:
     spec = ten_steps(system, staleness={"max_staleness": 1}, limits={"max_steps": 8})
     job = system.submit(spec)
     with watched(system, job, spec) as watch:
-        system.until(lambda: at(system, job) >= 2, timeout_s=90, what="two steps")
+        system.until(lambda: at(system, job) >= 2, timeout_s=240, what="two steps")
         system.client.pause(job)
-        system.wait(job, "paused", timeout_s=60)
+        system.wait(job, "paused", timeout_s=240)
         system.client.resume(job)
-        system.until(lambda: at(system, job) >= 4, timeout_s=90, what="four steps")
+        system.until(lambda: at(system, job) >= 4, timeout_s=240, what="four steps")
         system.coordinator.kill()
         system.coordinator.start()
         system.ready()
-        found = system.wait(job, "succeeded", timeout_s=120)
+        found = system.wait(job, "succeeded", timeout_s=240)
     assert watch.over == []
     assert watch.looks > 20
     assert watch.most == 2 * watch.size, "rollout never ran ahead: the gate was not put to the test"
@@ -214,7 +214,7 @@ def test_staleness_zero_does_not_lock_when_groups_are_dropped(system: System) ->
     path.write_text(REWARD, encoding="utf-8")
     spec = ten_steps(system, rewards=[{"path": str(path), "name": "score", "style": "trl"}], limits={"max_steps": 4})
     job = system.submit(spec)
-    found = system.wait(job, "succeeded", timeout_s=150)
+    found = system.wait(job, "succeeded", timeout_s=240)
     check_job(spec, found, system.samples(job))
     told = [event for event in system.client.events(job) if event["type"] == "group.reward_error"]
     n = spec["sampling"]["num_generations"]
@@ -262,7 +262,7 @@ def test_a_poison_prompt_is_dropped_and_the_job_ends(system: System) -> None:
     with restarting(system) as statuses:
         job = system.submit(spec)
         started = time.monotonic()
-        found = system.wait(job, "succeeded", timeout_s=200)
+        found = system.wait(job, "succeeded", timeout_s=240)
     samples = system.samples(job)
     assert statuses.count(77) >= 5, f"{statuses} after {time.monotonic() - started:.0f} s"
     told = [event for event in system.client.events(job) if event["type"] == "group.poison"]

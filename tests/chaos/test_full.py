@@ -17,14 +17,13 @@ import redis
 from rlharvest import bus
 from rlharvest.bus import LEDGER, STREAMS
 from rlharvest.errors import InfrastructureError
-from rlharvest.testing.audit import check_job
 from rlharvest.testing.fixtures import disk_of
 from rlharvest.testing.model import tiny_model
 from rlharvest.testing.system import System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-WAIT_S = 200.0
+WAIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +50,6 @@ def waits_for(system: System, job: str, reason: str) -> str:
     return str(system.job(job)["status_detail"]["message"])
 
 
-def ends_whole(system: System, job: str, spec: dict[str, Any]) -> None:
-    """The job ends as if nothing had happened."""
-    check_job(spec, system.wait(job, "succeeded", timeout_s=WAIT_S), system.samples(job))
-
-
 def resize(system: System, max_bytes: int) -> None:
     """Give the ledger's stream another size."""
 
@@ -75,7 +69,7 @@ def test_a_full_stream_makes_everybody_wait_and_loses_no_token(system: System) -
         assert "nothing is forgotten" in waits_for(system, job, "LedgerFull")
     finally:
         resize(system, STREAMS[LEDGER].max_bytes or 0)
-    ends_whole(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_a_store_at_its_maxmemory_makes_the_keeper_wait(system: System) -> None:
@@ -87,7 +81,7 @@ def test_a_store_at_its_maxmemory_makes_the_keeper_wait(system: System) -> None:
             assert "maxmemory" in waits_for(system, job, "LedgerStoreFull")
         finally:
             client.config_set("maxmemory", "0")
-    ends_whole(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_a_full_disk_of_the_weight_service_makes_the_trainer_wait(system: System) -> None:
@@ -99,7 +93,7 @@ def test_a_full_disk_of_the_weight_service_makes_the_trainer_wait(system: System
     assert any(event["type"] == "trainer.waiting" for event in system.client.events(job))
     system.weights.stop()
     system.weights.start()
-    ends_whole(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_a_full_disk_of_the_checkpoints_makes_the_trainer_wait(system: System) -> None:
@@ -115,7 +109,7 @@ def test_a_full_disk_of_the_checkpoints_makes_the_trainer_wait(system: System) -
     kept = list((system.directory / "data" / "checkpoints" / job).glob("step_*/state.json"))
     assert kept, "the checkpoints before stand"
     resource.prlimit(system.trainer.process.pid, resource.RLIMIT_FSIZE, before)
-    ends_whole(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_a_weight_service_that_lost_its_files_is_given_the_step_in_hand_again(system: System) -> None:
@@ -130,7 +124,7 @@ def test_a_weight_service_that_lost_its_files_is_given_the_step_in_hand_again(sy
     system.weights.start()
     for worker in system.workers:
         worker.start()
-    ends_whole(system, job, spec)
+    system.finish(job, spec)
     there = [int(version["version"]) for version in system.client.weights(job)]
     assert min(there) > lost, f"a number was used twice: {there}, lost was {lost}"
     assert any(event["type"] == "weights.lost" for event in system.client.events(job))
@@ -144,7 +138,7 @@ def _versions(system: System, job: str) -> list[int]:
 def test_a_deleted_job_leaves_no_version_and_says_where_its_checkpoints_are(system: System) -> None:
     """Also where the weight service is away when it is deleted."""
     job, spec = begun(system, steps=2)
-    ends_whole(system, job, spec)
+    system.finish(job, spec)
     manifests = system.directory / "data" / "weights" / "jobs" / job / "versions"
     assert list(manifests.iterdir())
     system.weights.kill()
@@ -154,7 +148,7 @@ def test_a_deleted_job_leaves_no_version_and_says_where_its_checkpoints_are(syst
     system.weights.start()
     system.until(lambda: not list(manifests.iterdir()), timeout_s=WAIT_S, what="the versions to go")
     other, spec = begun(system, steps=2)
-    ends_whole(system, other, spec)
+    system.finish(other, spec)
     directory = system.directory / "data" / "checkpoints" / other
     assert directory.exists()
     assert system.client.delete(other, checkpoints=True)["checkpoints"] is None
@@ -179,7 +173,7 @@ def test_a_full_disk_of_the_database_makes_the_job_wait_and_refuses_new_ones(sma
         with pytest.raises(InfrastructureError, match="The disk of the database is full"):
             system.submit(spec)
         ballast.unlink()
-        ends_whole(system, job, spec)
+        system.finish(job, spec)
 
 
 def fill(path: Path) -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlharvest.testing.audit import check_job
 from rlharvest.testing.system import System
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +37,10 @@ def spec_of(system: System, **changes: Any) -> dict[str, Any]:
     )
 
 
-def live(system: System, job: str) -> list[dict[str, Any]]:
-    """Responses that are being generated."""
-    return [dict(sample) for sample in system.client.live_samples(job) if sample["state"] == "streaming"]
-
-
-def wait_streaming(system: System, job: str, *, tokens: int = 5) -> None:
-    """Wait until responses are in the middle of their generation."""
-    system.until(
-        lambda: sum(sample["length"] >= tokens for sample in live(system, job)) >= 2,
-        timeout_s=60,
-        what="responses in the middle of their generation",
-    )
-
-
-def finish(system: System, job: str, spec: dict[str, Any]) -> dict[str, Any]:
-    found = system.wait(job, "succeeded", timeout_s=150)
-    check_job(spec, found, system.samples(job))
-    return found
-
-
 def test_a_job_that_nothing_disturbs_is_the_uninterrupted_run(system: System) -> None:
     """The reference itself: no kill, no reassignment, every response as the pure function of the stub has it."""
     spec = spec_of(system)
-    found = finish(system, system.submit(spec), spec)
+    found = system.finish(system.submit(spec), spec)
     assert found["counters"].get("reassigned", 0) == 0
 
 
@@ -69,10 +48,10 @@ def test_worker_killed_mid_span_loses_and_doubles_no_token(system: System) -> No
     """SIGKILL of a worker while it generates: its responses go on elsewhere from their last published token."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.workers[0].kill()
     system.workers[0].start()
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     assert found["counters"]["reassigned"] > 0
     assert found["counters"]["salvaged_tokens"] > 0
 
@@ -81,7 +60,7 @@ def test_worker_killed_after_its_last_token_before_the_ack(system: System) -> No
     """The finish is in the stream, the worker dies before anyone confirms it: the response is finished, not repeated."""
     spec = spec_of(system, rollout={"stub": {"step_s": 0.01, "length": 40}})
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.coordinator.signal(signal.SIGSTOP)
     time.sleep(1.5)  # all running responses end and are published while nobody reads
     for worker in system.workers:
@@ -89,18 +68,18 @@ def test_worker_killed_after_its_last_token_before_the_ack(system: System) -> No
     system.coordinator.signal(signal.SIGCONT)
     for worker in system.workers:
         worker.start()
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_coordinator_killed_while_workers_generate(system: System) -> None:
     """SIGKILL of the coordinator: workers go on, the next one finds everything, no attempt is taken from anyone."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.coordinator.kill()
     system.coordinator.start()
     system.ready()
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     assert found["counters"].get("reassigned", 0) == 0, "generated tokens were thrown away"
 
 
@@ -108,10 +87,10 @@ def test_trainer_killed_in_a_step(system: System) -> None:
     """SIGKILL of the trainer between a batch and its checkpoint: the batch is trained once in the end."""
     spec = spec_of(system, limits={"max_steps": 3}, checkpoint={"every_steps": 2})
     job = system.submit(spec)
-    system.until(lambda: system.job(job)["progress"]["step"] >= 1, timeout_s=90, what="the first step")
+    system.until(lambda: system.job(job)["progress"]["step"] >= 1, timeout_s=240, what="the first step")
     system.trainer.kill()
     system.trainer.start()
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     steps = system.client.metrics(job)["steps"]
     assert steps == [0, 1, 2, 3]
     assert found["progress"]["step"] == 3
@@ -121,93 +100,93 @@ def test_nats_killed_in_a_job(system: System) -> None:
     """SIGKILL of NATS and a restart on its files: publishers send again, readers go on, nothing is applied twice."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.nats.kill()
     time.sleep(1.0)
     system.nats.start()
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_nats_comes_back_empty(system: System) -> None:
     """A NATS that lost its files: the ledger starts the new stream at 0 and asks workers for what nobody confirmed."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.nats.kill()
     _remove(system.nats.directory / "jetstream")
     system.nats.start()
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_nats_loses_its_tail(system: System) -> None:
     """A NATS whose disk lost the end of the stream: numbers come twice, the ledger sees it and starts a new stream."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job, tokens=2)
+    system.wait_streaming(job, tokens=2)
     system.nats.kill()
     saved = system.nats.directory.with_name("nats-saved")
     shutil.copytree(system.nats.directory, saved)
     system.nats.start()
-    wait_streaming(system, job, tokens=15)
+    system.wait_streaming(job, tokens=15)
     system.nats.kill()
     _remove(system.nats.directory / "jetstream")
     shutil.copytree(saved / "jetstream", system.nats.directory / "jetstream", dirs_exist_ok=True)
     shutil.rmtree(saved)
     system.nats.start()
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_valkey_killed_in_a_job(system: System) -> None:
     """SIGKILL of Valkey: what its append-only file lost is read from the stream again."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.valkey.kill()
     time.sleep(0.5)
     system.valkey.start()
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_valkey_loses_its_tail(system: System) -> None:
     """A Valkey that comes back as it was some time ago is found out by its position and brought up to date."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job, tokens=2)
+    system.wait_streaming(job, tokens=2)
     system.valkey.kill()
     saved = {path: path.read_bytes() for path in (system.valkey.directory / "appendonlydir").iterdir()}
     system.valkey.start()
-    wait_streaming(system, job, tokens=15)
+    system.wait_streaming(job, tokens=15)
     system.valkey.kill()
     for path in (system.valkey.directory / "appendonlydir").iterdir():
         path.unlink()
     for path, data in saved.items():
         path.write_bytes(data)
     system.valkey.start()
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_worker_that_hangs_is_replaced_and_its_late_tokens_are_fenced(system: System) -> None:
     """SIGSTOP of a worker: its responses move; when it wakes up, what it sends of them changes nothing."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.workers[0].signal(signal.SIGSTOP)
     system.until(
         lambda: any(event["type"] == "worker.dead" for event in system.client.events(job)),
-        timeout_s=30,
+        timeout_s=240,
         what="the hanging worker to be declared dead",
     )
     system.workers[0].signal(signal.SIGCONT)
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_worker_told_to_stop_hands_everything_over(system: System) -> None:
     """SIGTERM of a worker: it publishes its tail, leaves with status 0, and nothing of it is generated twice."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     assert system.workers[0].stop() == 0
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     system.workers[0].start()
     assert found["counters"]["reassigned"] > 0
     assert found["counters"].get("fenced_tokens", 0) == 0
@@ -217,35 +196,35 @@ def test_paused_job_goes_on_where_it_stopped(system: System) -> None:
     """Pause in the middle of generation, resume: tokens are kept, the batch is the same."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.client.pause(job)
-    system.wait(job, "paused", timeout_s=60)
+    system.wait(job, "paused", timeout_s=240)
     system.client.resume(job)
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_a_user_who_resumes_while_it_pauses_has_their_way(system: System) -> None:
     """The trainer was told to pause and the job runs again: it lets go, takes the job anew, and the batch is the same."""
     spec = spec_of(system)
     job = system.submit(spec)
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.client.pause(job)
     time.sleep(1.2)  # long enough for the trainer to hear of it
     if system.job(job)["status"] == "pausing":
         system.client.resume(job)
     else:
-        system.wait(job, "paused", timeout_s=60)
+        system.wait(job, "paused", timeout_s=240)
         system.client.resume(job)
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_a_job_without_a_trainer_can_be_cancelled(system: System) -> None:
     """Nobody is left to let go of it: it is cancelled, what it had is counted as dropped, and the next job runs."""
     job = system.submit(spec_of(system))
-    wait_streaming(system, job)
+    system.wait_streaming(job)
     system.trainer.kill()
     system.client.cancel(job)
-    system.wait(job, "cancelled", timeout_s=60)
+    system.wait(job, "cancelled", timeout_s=240)
     system.until(
         lambda: system.job(job)["counters"].get("outstanding") == 0, timeout_s=10, what="every response to be counted"
     )
@@ -253,7 +232,7 @@ def test_a_job_without_a_trainer_can_be_cancelled(system: System) -> None:
     assert counters["submitted"] == counters["trained"] + counters["dropped"], counters
     system.trainer.start()
     spec = spec_of(system)
-    finish(system, system.submit(spec), spec)
+    system.finish(system.submit(spec), spec)
 
 
 def _remove(directory: Path) -> None:

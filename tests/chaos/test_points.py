@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from rlharvest.testing import points
-from rlharvest.testing.audit import check_job
-from rlharvest.testing.faults import FAULTS, with_faults
+from rlharvest.testing.faults import FAULTS, wait_sprung, with_faults
 from rlharvest.testing.system import Service, System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -48,21 +47,6 @@ def halting(handles: int) -> dict[str, Any]:
     }
 
 
-def joined(system: System, worker: Service) -> bool:
-    assert worker.process is not None
-    return any(
-        seen["pid"] == worker.process.pid and seen["state"] not in ("dead", "gone") for seen in system.client.workers()
-    )
-
-
-def streams(system: System, job: str, worker: Service) -> bool:
-    """Whether a worker holds responses that have tokens."""
-    assert worker.process is not None
-    held = any(seen["pid"] == worker.process.pid and seen["held"] >= 2 for seen in system.client.workers())
-    lengths = [sample["length"] for sample in system.client.live_samples(job) if sample["state"] == "streaming"]
-    return held and sum(length >= HALF for length in lengths) >= 2
-
-
 def small(system: System, **changes: Any) -> dict[str, Any]:
     return system.spec(
         **{
@@ -82,17 +66,6 @@ def armed(system: System, trap: str) -> Service:
     return victim.start(**{FAULTS: trap})
 
 
-def wait_joined(system: System, worker: Service) -> None:
-    system.until(lambda: joined(system, worker), timeout_s=120, what=f"{worker.name} to join")
-
-
-def dies(system: System, victim: Service, trap: str) -> None:
-    """Wait for the victim's death, which must be the trap's."""
-    system.until(lambda: not victim.running, timeout_s=120, what=f"the trap to spring: {trap}")
-    assert victim.process is not None
-    assert victim.process.returncode == -signal.SIGKILL, trap
-
-
 @contextmanager
 def without_the_other(system: System) -> Iterator[None]:
     """Everything waits for the victim meanwhile, so a job cannot end before it has died as often as it shall."""
@@ -104,12 +77,6 @@ def without_the_other(system: System) -> Iterator[None]:
         other.start()
 
 
-def finish(system: System, job: str, spec: dict[str, Any]) -> dict[str, Any]:
-    found = system.wait(job, "succeeded", timeout_s=240)
-    check_job(spec, found, system.samples(job))
-    return found
-
-
 @pytest.mark.parametrize(
     "traps", [points.JOINING.values(), points.WARMING.values()], ids=["while it joins", "while it gets ready"]
 )
@@ -119,22 +86,30 @@ def test_the_only_worker_dies_before_it_generates(system: System, traps: Iterabl
     with without_the_other(system):
         job = system.submit(spec)
         for trap in traps:
-            dies(system, armed(system, trap), trap)
+            wait_sprung(system, armed(system, trap), trap)
         system.workers[0].start()
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     assert found["counters"].get("dropped", 0) == 0
 
 
-@pytest.mark.parametrize("trap", points.GENERATING.values(), ids=points.GENERATING)
-def test_worker_dies_while_it_generates(system: System, trap: str) -> None:
-    """Its responses go on elsewhere, from what became durable."""
-    spec = small(system)
-    victim = armed(system, trap)
-    wait_joined(system, victim)
-    job = system.submit(spec)
-    dies(system, victim, trap)
-    victim.start()
-    finish(system, job, spec)
+def test_worker_dies_at_every_point_while_it_generates(system: System) -> None:
+    """In job after job until it has died at each: its responses go on elsewhere, from what became durable."""
+    spec = small(system, algorithm={"prompts_per_step": 8}, limits={"max_steps": 3})
+    jobs = [system.submit(spec)]
+    traps = list(points.GENERATING.values())
+    victim = armed(system, traps[0])
+
+    def dead() -> bool:
+        if system.job(jobs[-1])["status"] == "succeeded":
+            jobs.append(system.submit(spec))
+        return not victim.running
+
+    for trap, following in zip(traps, [*traps[1:], ""], strict=True):
+        system.until(dead, timeout_s=180, what=f"the trap to spring: {trap}")
+        wait_sprung(system, victim, trap)
+        victim.start(**{FAULTS: following})
+    moved = sum(system.finish(job, spec)["counters"].get("reassigned", 0) for job in jobs)
+    assert moved >= len(traps) // 2, "hardly a death mattered"
 
 
 def test_worker_dies_while_it_follows_a_version(system: System) -> None:
@@ -142,13 +117,13 @@ def test_worker_dies_while_it_follows_a_version(system: System) -> None:
     spec = small(system, limits={"max_steps": 4})
     traps = list(points.FOLLOWING.values())
     victim = armed(system, traps[0])
-    wait_joined(system, victim)
+    system.wait_joined(victim)
     with without_the_other(system):
         job = system.submit(spec)
         for trap, following in zip(traps, [*traps[1:], ""], strict=True):
-            dies(system, victim, trap)
+            wait_sprung(system, victim, trap)
             victim.start(**{FAULTS: following})
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 def test_worker_dies_while_it_drains(system: System) -> None:
@@ -158,11 +133,11 @@ def test_worker_dies_while_it_drains(system: System) -> None:
         job = system.submit(spec)
         for trap in points.DRAINING.values():
             victim = armed(system, trap)
-            system.until(lambda: streams(system, job, system.workers[0]), timeout_s=120, what="the worker to generate")
+            system.wait_streaming(job, tokens=HALF, worker=victim)
             victim.signal(signal.SIGTERM)
-            dies(system, victim, trap)
+            wait_sprung(system, victim, trap)
         system.workers[0].start()
-    finish(system, job, spec)
+    system.finish(job, spec)
 
 
 @pytest.mark.parametrize("trap", points.CONTINUING.values(), ids=points.CONTINUING)
@@ -170,14 +145,14 @@ def test_worker_dies_while_it_takes_over_from_a_dead_one(system: System, trap: s
     """Two deaths in a row: the second worker dies with the first one's tokens in its hands."""
     spec = small(system, rollout={**halting(4), "progress_deadline_s": 3})
     victim, other = armed(system, trap), system.workers[1]
-    wait_joined(system, victim)
+    system.wait_joined(victim)
     job = system.submit(spec)
-    system.until(lambda: streams(system, job, other), timeout_s=120, what="the other worker to generate")
+    system.wait_streaming(job, tokens=HALF, worker=other)
     other.kill()
     try:
-        dies(system, victim, trap)
+        wait_sprung(system, victim, trap)
     finally:
         victim.start()
         other.start()
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     assert found["counters"]["reassigned"] >= 2

@@ -6,13 +6,11 @@ The traps are set by rlharvest.testing.faults.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rlharvest.testing.audit import check_job
-from rlharvest.testing.faults import FAULTS, with_faults
+from rlharvest.testing.faults import FAULTS, wait_sprung, with_faults
 from rlharvest.testing.system import Service, System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -88,26 +86,18 @@ def dies_again_and_again(system: System, service: Service, traps: tuple[str, ...
         system.ready()
     job = system.submit(spec)
     for trap, following in zip(traps, [*traps[1:], ""], strict=True):
-        system.until(lambda: not service.running, timeout_s=180, what=f"the trap to spring: {trap}")
-        assert service.process is not None
-        assert service.process.returncode == -signal.SIGKILL, trap
+        wait_sprung(system, service, trap)
         service.start(**{FAULTS: following})
     if service is system.coordinator:
         system.ready()
     return job
 
 
-def finish(system: System, job: str, spec: dict[str, Any]) -> dict[str, Any]:
-    found = system.wait(job, "succeeded", timeout_s=300)
-    check_job(spec, found, system.samples(job))
-    return found
-
-
 def test_coordinator_dies_between_what_it_wrote_and_what_it_said(system: System) -> None:
     """Log, store, SQL and workers agree again each time, also when it dies in its own recovery."""
     spec = small(system)
     job = dies_again_and_again(system, system.coordinator, COORDINATOR, spec)
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     assert found["counters"].get("reassigned", 0) == 0, "generated tokens were thrown away"
 
 
@@ -115,7 +105,7 @@ def test_trainer_dies_in_a_step_and_in_a_save(system: System) -> None:
     """Each batch is trained once in the end: the steps of all published versions are those of one line."""
     spec = small(system)
     job = dies_again_and_again(system, system.trainer, TRAINER, spec)
-    finish(system, job, spec)
+    system.finish(job, spec)
     assert system.client.metrics(job)["steps"] == [0, 1, 2]
     digests: dict[int, set[str]] = {}
     for version in system.client.weights(job):
@@ -129,7 +119,7 @@ def test_weight_service_dies_in_an_upload_and_in_a_publication(system: System) -
     rewards = [{"builtin": "regex", "params": {"pattern": "^[0-9a-m]"}}]
     spec = small(system, rewards=rewards, algorithm={"learning_rate": 3e-3})
     job = dies_again_and_again(system, system.weights, WEIGHTS, spec)
-    finish(system, job, spec)
+    system.finish(job, spec)
     assert [version["step"] for version in system.client.weights(job)] == [0, 1, 2]
 
 
@@ -137,5 +127,5 @@ def test_reward_service_dies_with_a_question_in_hand(system: System) -> None:
     """The queue gives the question to the next process; a reward that came twice counts once."""
     spec = small(system)
     job = dies_again_and_again(system, system.reward, REWARD, spec)
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     assert found["counters"].get("reward_errors", 0) == 0

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from rlharvest import bus
 from rlharvest.spans import unpack
-from rlharvest.testing.audit import check_job
 from rlharvest.testing.faults import FAULTS, with_faults
 from rlharvest.testing.proxy import Proxy
 from rlharvest.testing.servers import free_port
@@ -70,31 +69,6 @@ def spec_of(system: System, **changes: Any) -> dict[str, Any]:
     )
 
 
-def seat_of(system: System, worker: Service) -> dict[str, Any]:
-    """What the API says of a worker's process, which may not have joined yet."""
-    assert worker.process is not None
-    found = [dict(seen) for seen in system.client.workers() if seen["pid"] == worker.process.pid]
-    return found[0] if found else {"state": "absent", "held": 0, "incarnation": 0}
-
-
-def wait_streaming(system: System, job: str, worker: Service, *, responses: int = 4) -> None:
-    """Wait until a worker holds responses and some have tokens."""
-    system.until(
-        lambda: (
-            seat_of(system, worker)["held"] >= 2
-            and sum(sample["length"] >= 5 for sample in system.client.live_samples(job)) >= responses
-        ),
-        timeout_s=120,
-        what="responses in the middle of their generation",
-    )
-
-
-def finish(system: System, job: str, spec: dict[str, Any]) -> dict[str, Any]:
-    found = system.wait(job, "succeeded", timeout_s=300)
-    check_job(spec, found, system.samples(job))
-    return found
-
-
 def orphaned(system: System, job: str, reason: str) -> bool:
     return any(
         event["type"] == "response.orphaned" and event["data"]["reason"] == reason
@@ -115,19 +89,19 @@ def test_worker_in_a_black_hole_is_replaced_and_its_late_tokens_are_fenced(syste
     """Nothing is closed, nothing arrives. When the hole ends, tokens of an old attempt arrive, and change nothing."""
     spec = spec_of(system, rollout={"stub": {"step_s": 0.08, "length": 60}})
     job = system.submit(spec)
-    wait_streaming(system, job, system.workers[0])
+    system.wait_streaming(job, responses=4, worker=system.workers[0])
     proxy.swallow()
     try:
-        system.until(lambda: orphaned(system, job, "dead"), timeout_s=120, what="its responses to be taken away")
+        system.until(lambda: orphaned(system, job, "dead"), timeout_s=240, what="its responses to be taken away")
     finally:
         proxy.forward()
     system.until(
-        lambda: system.job(job)["counters"].get("fenced_tokens", 0) > 0, timeout_s=120, what="the late tokens to arrive"
+        lambda: system.job(job)["counters"].get("fenced_tokens", 0) > 0, timeout_s=240, what="the late tokens to arrive"
     )
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     assert found["counters"]["reassigned"] > 0
     system.until(
-        lambda: seat_of(system, system.workers[0])["state"] == "ready", timeout_s=120, what="the worker to be back"
+        lambda: system.seat(system.workers[0])["state"] == "ready", timeout_s=240, what="the worker to be back"
     )
 
 
@@ -136,11 +110,11 @@ def test_worker_that_swallows_a_request_while_it_beats(system: System) -> None:
     swallower = system.workers[1]
     swallower.stop()
     swallower.start(**{FAULTS: "skip before rlharvest_rollout.worker:Worker._on_assign"})
-    system.until(lambda: seat_of(system, swallower)["state"] != "absent", timeout_s=120, what="the worker to join")
+    system.wait_joined(swallower)
     spec = spec_of(system)
     job = system.submit(spec)
-    system.until(lambda: orphaned(system, job, "missing"), timeout_s=120, what="the coordinator to miss them")
-    finish(system, job, spec)
+    system.until(lambda: orphaned(system, job, "missing"), timeout_s=240, what="the coordinator to miss them")
+    system.finish(job, spec)
     assert "trap: skip" in swallower.log.read_text()
 
 
@@ -149,8 +123,8 @@ def test_response_that_its_worker_holds_and_never_goes_on_with(system: System) -
     stub = {"step_s": 0.02, "length": 30, "hang_handles": [0, 1], "hang_attempts": 1}
     spec = spec_of(system, rollout={"stub": stub, "progress_deadline_s": 1.5})
     job = system.submit(spec)
-    system.until(lambda: orphaned(system, job, "stalled"), timeout_s=120, what="the coordinator to lose patience")
-    finish(system, job, spec)
+    system.until(lambda: orphaned(system, job, "stalled"), timeout_s=240, what="the coordinator to lose patience")
+    system.finish(job, spec)
 
 
 def test_workers_of_a_coordinator_that_is_away_fill_their_buffers_pause_and_go_on(system: System) -> None:
@@ -163,11 +137,11 @@ def test_workers_of_a_coordinator_that_is_away_fill_their_buffers_pause_and_go_o
     )
     job = system.submit(spec)
     for worker in system.workers:
-        wait_streaming(system, job, worker)
+        system.wait_streaming(job, responses=4, worker=worker)
     system.coordinator.kill()
     system.until(
         lambda: all(gauge(worker, "rlharvest_rollout_paused") == 1 for worker in system.workers),
-        timeout_s=120,
+        timeout_s=240,
         what="the workers to pause",
     )
     time.sleep(0.5)  # tokens that were on their way from the engine
@@ -177,7 +151,7 @@ def test_workers_of_a_coordinator_that_is_away_fill_their_buffers_pause_and_go_o
     assert all(tokens >= BUFFER for tokens in kept)
     system.coordinator.start()
     system.ready()
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     assert found["counters"].get("reassigned", 0) == 0, "generated tokens were thrown away"
 
 
@@ -224,7 +198,7 @@ def test_a_response_that_is_preempted_a_hundred_times_is_the_uninterrupted_one(s
     )
     job = system.submit(spec)
     asyncio.run(preempt(system, job, 100, responses=2))
-    found = finish(system, job, spec)
+    found = system.finish(job, spec)
     system.workers[0].start()
     assert found["counters"]["reassigned"] >= 200
     for sample in system.samples(job).values():

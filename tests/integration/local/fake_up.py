@@ -52,8 +52,8 @@ def program(data: Path, name: str, kind: str) -> Program:
         role=role,
         command=(sys.executable, "-c", SERVICE, name, str(port), kind, str(data / "stops")),
         probe=Http(f"http://127.0.0.1:{port}/readyz"),
-        ready_s=10,
-        grace_s=0.5 if kind == "deaf" else 5,
+        ready_s=60,
+        grace_s=0.5 if kind == "deaf" else 30,
         may_leave=role == "rollout",
     )
 

@@ -22,6 +22,9 @@ SCRIPT = Path(__file__).parent / "fake_up.py"
 
 Start = Callable[..., "Up"]
 
+WAIT_S = 60.0
+"""The machine may be busy with other tests."""
+
 
 class Up:
     """A launcher process and what it started."""
@@ -51,7 +54,7 @@ class Up:
         assert self.process.poll() is None, self.text
 
 
-def wait(condition: Callable[[], Any], *, timeout_s: float = 15.0) -> None:
+def wait(condition: Callable[[], Any], *, timeout_s: float = WAIT_S) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "the time is over"
@@ -75,7 +78,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for up in started:
         if up.process.poll() is None:
             up.process.send_signal(signal.SIGTERM)
-            up.process.wait(15)
+            up.process.wait(WAIT_S)
 
 
 def test_it_starts_in_order_and_sigterm_stops_in_order_with_exit_0(start: Start) -> None:
@@ -92,7 +95,7 @@ def test_it_starts_in_order_and_sigterm_stops_in_order_with_exit_0(start: Start)
     family = up.family()
     assert len(family) == 8  # four services and what each of them started
     up.process.send_signal(signal.SIGTERM)
-    assert up.process.wait(15) == 0
+    assert up.process.wait(WAIT_S) == 0
     assert not alive(family)
     stops = (up.data / "stops").read_text().split()
     assert sorted(stops[:2]) == ["rollout-1", "rollout-2"]
@@ -119,21 +122,20 @@ def test_a_child_that_ends_too_often_stops_everything_and_shows_its_log(start: S
     up = start()
     up.until_ready()
     family = up.family()
+    killed = {0}
     for _ in range(4):
-        wait(lambda: up.process.poll() is not None or "coordinator" in up.pids())
+        wait(lambda: up.pids().get("coordinator", 0) not in killed)
         pid = up.pids()["coordinator"]
         os.kill(pid, signal.SIGKILL)
-        wait(lambda pid=pid: up.process.poll() is not None or not psutil.pid_exists(pid))
-        wait(lambda pid=pid: up.process.poll() is not None or up.text.count("starting it again") >= 1)
-        time.sleep(0.5)
-    assert up.process.wait(15) == 1
+        killed.add(pid)
+    assert up.process.wait(WAIT_S) == 1
     assert "4 times in 60 s. The end of" in up.text
     assert not alive(family)
 
 
 def test_a_service_that_cannot_start_is_named_with_the_end_of_its_log(start: Start) -> None:
     up = start("broken")
-    assert up.process.wait(15) == 1
+    assert up.process.wait(WAIT_S) == 1
     assert "error: coordinator ended with exit code 3" in up.text
     assert "    cannot open the thing" in up.text
 
@@ -143,7 +145,7 @@ def test_a_service_that_ignores_sigterm_is_killed_after_its_time(start: Start) -
     up.until_ready()
     family = up.family()
     up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(15) == 0
+    assert up.process.wait(WAIT_S) == 0
     assert "coordinator did not stop in 0.5 s and was killed" in up.text
     assert not alive(family)
 
@@ -155,7 +157,7 @@ def test_kill_9_of_the_launcher_leaves_no_service_and_the_next_one_ends_what_the
     family = up.family()
     up.process.kill()
     up.process.wait()
-    wait(lambda: not alive(services), timeout_s=2)
+    wait(lambda: not alive(services))
     second = start()
     second.until_ready()
     assert not alive(family)
@@ -168,14 +170,14 @@ def test_kill_9_in_the_middle_of_the_start_leaves_no_service(start: Start) -> No
     up.process.kill()
     up.process.wait()
     services = [one for one in family if one.is_running() and "sleep" not in one.name()]
-    wait(lambda: not alive(services), timeout_s=2)
+    wait(lambda: not alive(services))
 
 
 def test_a_second_launcher_on_the_same_directory_is_refused_with_the_pid_of_the_first(start: Start) -> None:
     up = start()
     up.until_ready()
     second = start()
-    assert second.process.wait(15) == 1
+    assert second.process.wait(WAIT_S) == 1
     assert f"already up on {up.data} (pid {up.process.pid})" in second.text
     assert up.process.poll() is None
     assert up.ask(verb="ps")["ready"]
@@ -186,7 +188,8 @@ def test_scale_adds_workers_and_lets_the_last_ones_leave_in_order(start: Start) 
     up.until_ready()
     assert up.ask(verb="scale", rollout=4)["started"] == ["rollout-3", "rollout-4"]
     assert {"rollout-3", "rollout-4"} <= set(up.pids())
-    wait(lambda: "rollout-4 is ready" in up.text)
+    # One that is not ready does not know yet how to leave in order.
+    wait(lambda: "rollout-3 is ready" in up.text and "rollout-4 is ready" in up.text)
     assert up.ask(verb="scale", rollout=1)["stopping"] == ["rollout-2", "rollout-3", "rollout-4"]
     wait(lambda: set(up.pids()) == {"nats", "coordinator", "rollout-1"})
     assert sorted((up.data / "stops").read_text().split()) == ["rollout-2", "rollout-3", "rollout-4"]

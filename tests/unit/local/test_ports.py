@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import socket
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -66,3 +69,23 @@ def test_is_free_sees_a_listener_and_holder_names_this_process() -> None:
         assert not ports.is_free(port)
         assert "pid" in ports.holder(port)
     assert ports.is_free(port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="claims are names of Linux")
+def test_two_programs_that_start_at_once_are_not_given_the_same_port() -> None:
+    """Also while nobody listens yet; what a program claimed is free again when it has ended."""
+    code = (
+        "from rlharvest.local.ports import choose\n"
+        "print(choose(['a', 'b'], given={}, remembered={}), flush=True)\n"
+        "input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        theirs = set(ast.literal_eval(other.stdout.readline()).values())
+        assert len(theirs) == 2
+        assert not theirs & set(ports.choose("abcd", given={}, remembered={}).values())
+        assert not any(map(ports.claim, theirs))
+        other.communicate("\n")
+    assert all(map(ports.claim, theirs))

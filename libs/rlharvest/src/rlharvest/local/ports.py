@@ -1,12 +1,15 @@
 """Ports of the programs on this machine: given, remembered or free ones.
 
 Invariants: a port is chosen below the kernel's range for outgoing connections. Inside of it a client that reconnects to
-a server that is down may be given the server's own port, connect to itself, and keep the server from coming back.
+a server that is down may be given the server's own port, connect to itself, and keep the server from coming back. A port
+that a process has claimed is not chosen by another one before a server listens on it.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -24,6 +27,9 @@ DEFAULTS: dict[str, int] = {
     "weights-grpc": 7084,
 }
 _FIRST = 17000
+_MOST_CLAIMS = 256
+_claims: dict[int, int] = {}
+"""Open descriptors, by port."""
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -35,6 +41,27 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
             probe.bind((host, port))
         except OSError:
             return False
+    return True
+
+
+def claim(port: int) -> bool:
+    """Whether a server could listen on a port now; where it could, the port is this process's until it ends.
+
+    The claim is a name that the kernel knows beside the port, so that programs can take it without a further word. Of
+    very many claims the oldest are given up. Only Linux has such names; elsewhere nothing is claimed.
+    """
+    if not is_free(port):
+        return False
+    if port not in _claims and sys.platform == "linux":
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0rlharvest-port-{port}")
+        except OSError:
+            name.close()
+            return False
+        _claims[port] = name.detach()
+        while len(_claims) > _MOST_CLAIMS:
+            os.close(_claims.pop(next(iter(_claims))))
     return True
 
 
@@ -58,7 +85,7 @@ def choose(
     *,
     given: Mapping[str, int],
     remembered: Mapping[str, int],
-    free: Callable[[int], bool] = is_free,
+    free: Callable[[int], bool] = claim,
     who: Callable[[int], str] = holder,
     first: int | None = None,
 ) -> dict[str, int]:

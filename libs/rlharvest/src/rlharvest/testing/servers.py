@@ -19,22 +19,23 @@ from rlharvest.accounts import Credential
 from rlharvest.errors import Unavailable
 from rlharvest.grants import Grant
 from rlharvest.keyring import Keyring
+from rlharvest.local.ports import claim
+
+_given: set[int] = set()
+"""Ports of servers of this process, which may be down for a while."""
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on now.
+    """Return a TCP port of 127.0.0.1 that nobody listens on now, and that no other process is given.
 
     It is drawn from below the range that systems give to outgoing connections, so that none of those takes it before the
     server that it is for has started.
     """
     while True:
         port = random.randint(12_000, 31_999)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+        if port not in _given and claim(port):
+            _given.add(port)
+            return port
 
 
 class Child:

@@ -32,6 +32,7 @@ import httpx
 from rlharvest.client import Client
 from rlharvest.errors import RlharvestError, Unavailable
 from rlharvest.keyring import REDIS_USER, Keyring
+from rlharvest.testing.audit import check_job
 from rlharvest.testing.model import questions, tiny_model
 from rlharvest.testing.servers import NatsServer, ValkeyServer, free_port
 
@@ -295,6 +296,50 @@ class System:
         if found["status"] not in statuses:
             raise AssertionError(f"job {job} failed: {found['error']}")
         return found
+
+    def finish(self, job: str, spec: dict[str, Any], *, timeout_s: float = 300.0) -> dict[str, Any]:
+        """Wait until a job has succeeded, compare every token with the uninterrupted run, and return it."""
+        found = self.wait(job, "succeeded", timeout_s=timeout_s)
+        check_job(spec, found, self.samples(job))
+        return found
+
+    def seat(self, worker: Service) -> dict[str, Any]:
+        """Return what the API says of a worker's process, which may not have joined yet."""
+        assert worker.process is not None
+        found = [dict(seen) for seen in self.client.workers() if seen["pid"] == worker.process.pid]
+        return found[0] if found else {"state": "absent", "held": 0, "incarnation": 0}
+
+    def wait_joined(self, worker: Service, *, timeout_s: float = 180.0) -> None:
+        """Wait until a worker's process has registered."""
+        self.until(
+            lambda: self.seat(worker)["state"] not in ("absent", "dead", "gone"),
+            timeout_s=timeout_s,
+            what=f"{worker.name} to join",
+        )
+
+    def wait_streaming(
+        self,
+        job: str,
+        *,
+        tokens: int = 5,
+        responses: int = 2,
+        worker: Service | None = None,
+        timeout_s: float = 180.0,
+    ) -> None:
+        """Wait until responses are in the middle of their generation.
+
+        Args:
+            tokens: that each of them has, at least.
+            worker: holds two of the job's responses then.
+        """
+
+        def streaming() -> bool:
+            live = [sample for sample in self.client.live_samples(job) if sample["state"] == "streaming"]
+            if sum(sample["length"] >= tokens for sample in live) < responses:
+                return False
+            return worker is None or self.seat(worker)["held"] >= 2
+
+        self.until(streaming, timeout_s=timeout_s, what="responses in the middle of their generation")
 
     def until(self, done: Callable[[], bool], *, timeout_s: float, what: str) -> None:
         """Wait until `done` is true; when it is not in time, raise with the end of every log."""
