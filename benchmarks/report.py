@@ -81,6 +81,11 @@ class Report:
         """Say that figure `name` must be at least `limit`; a figure that is not there misses its bar."""
         self.bars[name] = Bar(self.figures.get(name), float(limit), meaning, least=True)
 
+    def none(self, *names: str) -> None:
+        """Say that each of these figures must be 0."""
+        for name in names:
+            self.bar(name, 0, "none")
+
     @property
     def ok(self) -> bool:
         """Whether there are bars and all are met."""

@@ -19,6 +19,7 @@ from rlharvest_coordinator.api import context, guard, streams
 from rlharvest_coordinator.api import jobs as api_jobs
 from rlharvest_coordinator.api.routes import jobs as api_jobs_routes
 from rlharvest_coordinator.data import reward_files, rows
+from rlharvest_coordinator.gateway import request as gateway
 from rlharvest_coordinator.settings import CoordinatorSettings
 from rlharvest_reward import builtin, fault, frames, limits
 from rlharvest_rollout.settings import RolloutSettings
@@ -82,6 +83,8 @@ API = "tests/integration/api/test_limits.py::"
 JOB = "tests/unit/jobs/test_limits.py::"
 DATA = "tests/unit/data/"
 FULL = "tests/chaos/test_full.py::"
+GATEWAY = "tests/integration/api/test_gateway.py::"
+ASKS = "tests/unit/gateway/test_request.py::"
 
 SECTIONS: tuple[tuple[str, tuple[Limit, ...]], ...] = (
     (
@@ -202,6 +205,41 @@ SECTIONS: tuple[tuple[str, tuple[Limit, ...]], ...] = (
                 f"{JOB}test_every_bound_is_refused",
             ),
             Limit("every other field", "see [job.md](job.md)", "400", f"{JOB}test_no_field_of_a_job_is_unbounded"),
+        ),
+    ),
+    (
+        "Completions of the gateway",
+        (
+            Limit(
+                "responses that are sampled at a time",
+                _setting(CoordinatorSettings, "most_completions"),
+                "429, Retry-After",
+                f"{GATEWAY}test_more_at_a_time_than_allowed_are_refused_with_when_to_come_again",
+            ),
+            Limit(
+                "tokens of a prompt and its completion",
+                "the context of the job's model",
+                "400",
+                f"{ASKS}test_a_prompt_and_its_completion_fit_into_the_context",
+            ),
+            Limit(
+                "prompts x n x max_tokens",
+                f"{_count(model.MOST_GROUP_TOKENS)} tokens",
+                "400",
+                f"{ASKS}test_a_prompt_and_its_completion_fit_into_the_context",
+            ),
+            Limit(
+                "prompts of a request, and n",
+                f"{gateway.MOST_CHOICES} each",
+                "400",
+                f"{ASKS}test_values_out_of_bounds_are_refused_by_name",
+            ),
+            Limit(
+                "stop strings",
+                f"{gateway.MOST_STOPS} of {gateway.MOST_STOP_CHARACTERS} characters",
+                "400",
+                f"{ASKS}test_values_out_of_bounds_are_refused_by_name",
+            ),
         ),
     ),
     (
@@ -363,6 +401,12 @@ SECTIONS: tuple[tuple[str, tuple[Limit, ...]], ...] = (
                 _setting(TrainerSettings, "min_free_bytes", _bytes),
                 "reason `CheckpointDiskFull`; the trainer waits",
                 f"{FULL}test_a_full_disk_of_the_checkpoints_makes_the_trainer_wait",
+            ),
+            Limit(
+                "space that a version leaves on the trainer's own disk",
+                _setting(TrainerSettings, "min_free_bytes", _bytes),
+                "reason `TrainerDiskFull`; the trainer waits",
+                "tests/integration/trainer/test_run.py::test_a_full_disk_of_its_own_is_waited_for_by_name",
             ),
         ),
     ),

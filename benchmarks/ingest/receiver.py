@@ -17,6 +17,7 @@ from rlharvest.clock import SystemClock
 from rlharvest.ledger.store import Store
 from rlharvest.supervise import cancel
 from rlharvest_coordinator.courier import Courier
+from rlharvest_coordinator.history import History
 from rlharvest_coordinator.keeper import Keeper
 from rlharvest_coordinator.log import Log
 from rlharvest_coordinator.scope import Scope
@@ -58,10 +59,11 @@ class Receiver:
 
     async def open(self, load: Load) -> None:
         """Open a job, admit all its groups and give them to their workers."""
-        scope = SimpleNamespace(
+        parts = SimpleNamespace(
             id=load.job, nats=self.nats, clock=SystemClock(), roster=SimpleNamespace(seats={}), keeper=self.keeper
         )
-        self.couriers = {load.job: Courier(cast(Scope, scope))}
+        scope = cast(Scope, parts)
+        self.couriers = {load.job: Courier(scope, History(scope))}
         book = await self.keeper.open(load.job)
         assigned = 0
         for changes in load.transitions():

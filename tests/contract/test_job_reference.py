@@ -26,11 +26,12 @@ def test_an_example_is_a_job(example: str) -> None:
 
 def test_every_field_has_a_meaning_and_a_row() -> None:
     """Of the blocks as well; a block itself is described by its section."""
+    text = reference.text()
     for block in fields.of(JobSpec, {}):
         assert block.block is not None or block.meaning, block.name
         for field in fields.of(block.block, {}) if block.block is not None else ():
             assert field.meaning, f"{block.name}.{field.name}"
-            assert re.search(rf"`{block.name}(\[\])?\.{field.name}`", reference.text())
+            assert re.search(rf"`{block.name}(\[\])?\.{field.name}`", text)
 
 
 def test_every_foreign_name_leads_to_a_field() -> None:

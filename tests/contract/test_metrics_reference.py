@@ -78,6 +78,6 @@ def test_every_counter_of_a_job_is_listed() -> None:
         for argument in call.args
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     }
-    (totals,) = functions(COORDINATOR / "harvest.py", "totals")
+    (totals,) = functions(COORDINATOR / "tally.py", "totals")
     named |= set(keys(totals))
     assert named == section("Counters of a job")

@@ -69,6 +69,23 @@ async def test_a_job_gets_prompts_order_tokenizer_and_report(tmp_path: Path, mak
     assert report["tokenizer_digest"] == prepared.tokenizer.digest
 
 
+async def test_rows_that_repeat_are_told_and_each_is_a_row_of_its_own(tmp_path: Path, make_model: MakeModel) -> None:
+    """A dataset in which everything stands a hundred times is found out before it is trained on; a row's number, not its
+    text, says which it is, so equal prompts do not fall together.
+    """
+    make_model()
+    write(tmp_path / "rows.jsonl", QA[:3] * 100)
+    prepared = await ready(tmp_path, job())
+    assert {name: prepared.report[name] for name in ("rows", "kept", "unique_prompts")} == {
+        "rows": 300,
+        "kept": 300,
+        "unique_prompts": 3,
+    }
+    assert len(prepared.dataset) == 300
+    assert prepared.dataset.prompt_ids(0).tolist() == prepared.dataset.prompt_ids(3).tolist()
+    assert sorted(prepared.order.row(ordinal)[0] for ordinal in range(300)) == list(range(300))
+
+
 async def test_messages_go_through_the_chat_template_once(tmp_path: Path, make_model: MakeModel) -> None:
     make_model(template="{{ bos_token }}" + CHATML, bos=True)
     write(tmp_path / "rows.jsonl", [*CHAT, {"messages": [{"role": "user", "content": "a<|im_end|>"}]}])

@@ -16,8 +16,12 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 from rlharvest import bus
+from rlharvest.supervise import Supervisor
 from rlharvest.testing.servers import NatsServer, free_port
 from rlharvest.v1 import scores_pb2
+from rlharvest_reward.scoring import Scorer
+from rlharvest_reward.service import RewardService
+from rlharvest_reward.settings import RewardSettings
 
 JOB = "rljob_rewards"
 DIGEST = "d" * 64
@@ -54,7 +58,7 @@ class World:
         self.js = self.nc.jetstream(timeout=5)
         await bus.ensure_streams(self.js)
 
-    async def serve(self) -> asyncio.subprocess.Process:
+    async def serve(self, *, ack_wait_s: int = 2) -> asyncio.subprocess.Process:
         self.ports.append(free_port())
         replica = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).parent / "rlharvest-reward"),
@@ -64,7 +68,7 @@ class World:
                 "RLHARVEST_NATS_URL": self.server.url,
                 "RLHARVEST_ROOTS": json.dumps([str(self.root)]),
                 "RLHARVEST_PROCESSES": "2",
-                "RLHARVEST_ACK_WAIT_S": "2",
+                "RLHARVEST_ACK_WAIT_S": str(ack_wait_s),
                 "RLHARVEST_DRAIN_S": "0.2",
                 "RLHARVEST_HEALTH_PORT": str(self.ports[-1]),
             },
@@ -192,12 +196,7 @@ async def test_a_slow_call_is_kept_alive_and_done_once(world: World) -> None:
     await world.serve()
     await world.ask(request(0, "4", [{"path": "slow.py", "timeout_s": 20}]))
     assert (await world.results(1))[0].reward == 1.0
-    taken = 0.0
-    for port in world.ports:
-        _, text = await world.get("/metrics", port)
-        taken += sum(
-            float(line.split()[1]) for line in text.splitlines() if line.startswith("rlharvest_reward_requests_total ")
-        )
+    taken = sum([await _taken(world, port) for port in world.ports])
     assert taken == 1
 
 
@@ -277,6 +276,70 @@ async def test_a_question_that_comes_twice_gives_one_result(world: World) -> Non
 
     await world.until(empty)
     await world.results(1)
+
+
+async def test_replicas_share_one_queue_and_no_question_goes_to_two(world: World) -> None:
+    """All of them have the same durable consumer."""
+    for _ in range(3):
+        await world.serve(ack_wait_s=60)  # so that none comes again because this machine is slow
+    for port in world.ports:
+        await world.until(lambda port=port: _ready(world, port), 60)
+    for handle in range(60):
+        await world.ask(request(handle, "#### 4", NUMERIC, ground_truth="4"))
+    results = await world.results(60)
+    assert all(result.reward == 1.0 for result in results.values())
+
+    async def empty() -> bool:
+        return await world.queued() == 0
+
+    await world.until(empty)
+    assert sum([await _taken(world, port) for port in world.ports]) == 60
+
+
+async def _ready(world: World, port: int) -> bool:
+    try:
+        return (await world.get("/readyz", port))[0] == 200
+    except OSError:
+        return False
+
+
+async def _taken(world: World, port: int) -> float:
+    """Return how many requests a replica took from the queue."""
+    _, text = await world.get("/metrics", port)
+    name = "rlharvest_reward_requests_total "
+    return sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(name))
+
+
+class Unable(Scorer):
+    """Cannot start a process the first times."""
+
+    def __init__(self, settings: RewardSettings, failures: int) -> None:
+        super().__init__(settings)
+        self.tries = 0
+        self.failures = failures
+
+    async def score(self, request: scores_pb2.ScoreRequest) -> scores_pb2.ScoreResult:
+        self.tries += 1
+        if self.tries <= self.failures:
+            raise OSError("out of processes")
+        return await super().score(request)
+
+
+async def test_a_question_that_is_handed_back_again_and_again_is_never_given_up(world: World) -> None:
+    """A queue with a largest number of deliveries keeps the message after the last one and tells nobody."""
+    settings = RewardSettings(processes=1, reward_sandbox="best_effort")
+    supervisor = Supervisor("reward")
+    scorer = Unable(settings, failures=4)
+    service = RewardService(world.nc, scorer, settings, supervisor)
+    service.start()
+    await world.ask(request(0, "#### 4", NUMERIC, ground_truth="4"))
+    assert (await world.results(1))[0].reward == 1.0
+    assert scorer.tries == 5
+    assert (await world.js.consumer_info(bus.SCORES, "reward")).config.max_deliver == -1
+    await service.stop_taking()
+    await service.drain()
+    await supervisor.close()
+    await scorer.pool.close()
 
 
 async def test_an_answer_that_the_ledger_lost_is_given_again(world: World) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,12 +30,20 @@ class WeightServer:
         self.paths: dict[str, bytes] = {}
         self.broken: set[str] = set()
         """Paths that are answered with 404."""
+        self.asked: Counter[str] = Counter()
+        """How often each path was asked for."""
+        self.open = threading.Event()
+        """Cleared: blobs are answered when it is set again."""
+        self.open.set()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                owner.asked[self.path] += 1
+                if self.path.startswith("/v1/blobs/"):
+                    owner.open.wait()
                 body = None if self.path in owner.broken else owner.paths.get(self.path)
                 self.send_response(404 if body is None else 200)
                 self.send_header("Content-Length", str(len(body or b"")))
@@ -61,6 +70,7 @@ class WeightServer:
         self.paths[f"/v1/jobs/{JOB}/versions/{version}"] = manifest.model_dump_json().encode()
 
     def close(self) -> None:
+        self.open.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -10,10 +10,15 @@ import time
 
 import httpx
 import numpy as np
+from rlharvest import bus
 from rlharvest.spans import Finish
+from rlharvest.speculation.history import PastResponse, prompt_key
+from rlharvest.speculation.segment import Segment, pack
 from rlharvest.testing.coordinator import Response
 from rlharvest.testing.stub import StubOptions, stub_response
 from rlharvest.v1 import fleet_pb2
+
+from .conftest import JOB
 
 OPTIONS = StubOptions(vocab=100, eos_id=0)
 
@@ -103,6 +108,20 @@ async def test_a_prefix_is_fetched_when_the_assignment_names_it_only(world):
     assert not (await c.assign(second, [one])).refused
     await c.until(c.finished(1), "finished")
     assert_uninterrupted(c.ledger[7])
+
+
+async def test_history_that_an_assignment_names_is_fetched_and_a_corrupt_one_stops_nothing(world):
+    """It is said of the group and asked for once; the responses are those that they are without it."""
+    name, _ = await world.join()
+    c = world.coordinator
+    past = PastResponse(ids=np.array([1, 2, 3], np.uint32), epoch=0, version=0, reward=1.0)
+    segment = pack(Segment(prompt=prompt_key([1, 2, 3]), responses=(past,)))
+    c.history = {1: [segment], 2: [segment[:-1]]}
+    assert (await c.assign(name, [c.assignment(handle, budget=20) for handle in (1, 2, 3)])).accepted
+    await c.until(c.finished(3), "finished")
+    for response in c.ledger.values():
+        assert_uninterrupted(response)
+    assert c.history_asked == {1: 1, 2: 1}
 
 
 async def test_sigterm_hands_every_token_over_and_is_quick(world):
@@ -226,6 +245,49 @@ async def test_versions_switch_in_flight_and_a_failed_one_keeps_the_old(world):
     assert tokens.ids == ids[: len(tokens.ids)].tolist()
     stream = await c.nc.jetstream().get_last_msg("RLHARVEST_EVENTS", f"rlharvest.v1.events.{c.job}.{name}")
     assert b"weights.failed" in stream.data
+
+
+async def test_a_version_that_takes_long_to_come_is_asked_for_once_and_the_worker_goes_on_meanwhile(world):
+    """An impatient coordinator says again which version it wants; that neither starts a second load nor ends the first."""
+    name, _ = await world.join()
+    c = world.coordinator
+    world.weights.publish(1)
+    world.weights.open.clear()
+    before = sum(world.weights.asked.values())
+    await c.assign(name, [c.assignment(1, budget=200)])
+    for _ in range(5):
+        assert (await world.lease(name, 1)).accepted
+    await c.until(lambda: sum(world.weights.asked.values()) >= before + 2, "manifest and blob to be asked for")
+    await c.until(lambda: c.ledger[1].finish, "the response to end on the version before")
+    beats = c.workers[name].beats
+    await c.until(lambda: c.workers[name].beats > beats + 2, "it to beat while it loads")
+    assert (await world.lease(name, 1)).accepted
+    world.weights.open.set()
+    await c.ready(name, 1)
+    assert_uninterrupted(c.ledger[1])
+    assert {run.version for run in c.ledger[1].tokens.runs} == {0}
+    assert sum(world.weights.asked.values()) == 2 * before, "no more than for the first version"
+    assert c.workers[name].incarnation == 1, "it never had to join again"
+
+
+async def test_messages_that_pile_up_while_it_stands_still_cost_nothing(world):
+    """Its loop is blocked, and thousands of small messages come: what matters is asked for again, or comes again."""
+    name, process = await world.join()
+    c = world.coordinator
+    await c.assign(name, [c.assignment(h, budget=300) for h in range(4)])
+    await c.until(lambda: all(length(world, h) > 20 for h in range(4)), "20 tokens each")
+    process.process.send_signal(signal.SIGSTOP)
+    client = await bus.connect(world.nats.url, "flood")
+    for number in range(50_000):
+        await client.publish(bus.subject("acks", JOB, name) if number % 2 else bus.subject("version", JOB, "weights"))
+    await client.flush(60)
+    process.process.send_signal(signal.SIGCONT)
+    await c.until(c.finished(4), "all finished")
+    for response in c.ledger.values():
+        assert_uninterrupted(response)
+        assert response.workers == [name]
+    await c.until(lambda: not c.workers[name].beat.held, "nothing held")
+    await client.close()
 
 
 async def test_a_rejoin_drops_everything_and_joins_anew(world):

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
+import shutil
+import socket
 import ssl
+import struct
+import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -20,10 +28,13 @@ from rlharvest.errors import InvalidField, Unavailable
 from rlharvest.ledger.store import Store
 from rlharvest.rpc import Client, Server
 from rlharvest.settings import LedgerSettings
-from rlharvest.testing.servers import NatsServer, ValkeyServer
+from rlharvest.testing.servers import Child, NatsServer, ValkeyServer
 from rlharvest.tls import Tls
 from rlharvest.v1 import batches_pb2, batches_pb2_grpc
 from rlharvest.weights.transfer import Transfer
+from rlharvest_coordinator import sql
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +79,32 @@ def nats(tmp_path: Path, tls: Tls) -> Iterator[EncryptedNats]:
     server.stop()
 
 
-@pytest.fixture
-async def encrypted_valkey(tmp_path: Path, tls: Tls) -> AsyncIterator[int]:
-    """Port of a Valkey behind TLS, which is ended before it: the server of the wheel is built without."""
-    server = ValkeyServer(tmp_path / "valkey")
-    server.start()
+class EncryptedValkey(ValkeyServer):
+    """valkey-server that speaks TLS alone, if it is built with it."""
+
+    tls: Tls
+
+    def command(self) -> list[str]:
+        arguments = [argument for argument in super().command() if argument != str(self.port)]
+        arguments[arguments.index("--port") + 1 : arguments.index("--port") + 1] = ["0"]
+        files = ("--tls-cert-file", str(self.tls.certificate), "--tls-key-file", str(self.tls.key))
+        return [*arguments, "--tls-port", str(self.port), *files, "--tls-auth-clients", "no"]
+
+    def healthy(self) -> bool:
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self.port), timeout=5) as plain,
+                self.tls.client.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+            ):
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+@asynccontextmanager
+async def front(port: int, tls: Tls) -> AsyncIterator[int]:
+    """End TLS before a server that speaks plain text; yield the port."""
     pipes: set[asyncio.Task[None]] = set()
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,16 +114,105 @@ async def encrypted_valkey(tmp_path: Path, tls: Tls) -> AsyncIterator[int]:
         writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
         pipes.update((asyncio.create_task(pipe(reader, inner_writer)), asyncio.create_task(pipe(inner_reader, writer))))
 
-    front = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls.server)
-    yield front.sockets[0].getsockname()[1]
-    front.close()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls.server)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
     for task in pipes:
         task.cancel()
     await asyncio.gather(*pipes, return_exceptions=True)
+
+
+@pytest.fixture(params=["its own", "in front of it"])
+async def encrypted_valkey(request: pytest.FixtureRequest, tmp_path: Path, tls: Tls) -> AsyncIterator[int]:
+    """Port of a Valkey with TLS: its own where the server on PATH has it; the one of the wheel is built without."""
+    if request.param == "its own":
+        own = EncryptedValkey(tmp_path / "valkey")
+        own.tls = tls
+        try:
+            own.start()
+        except Unavailable as error:
+            if "tls" not in str(error).lower():
+                raise
+            pytest.skip("this valkey-server is built without TLS")
+        yield own.port
+        own.stop()
+        return
+    server = ValkeyServer(tmp_path / "valkey")
+    server.start()
+    async with front(server.port, tls) as port:
+        yield port
     server.stop()
+
+
+class EncryptedPostgres(Child):
+    """PostgreSQL that takes nobody without TLS; at two addresses, of which its certificate has one."""
+
+    name = "postgres"
+    tls: Tls
+    programs: Path
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.account = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+        self.data = directory / "data"
+
+    def make(self) -> None:
+        """Make an empty cluster, of a user that it accepts: never root."""
+        for source, name in ((self.tls.certificate, "cert.pem"), (self.tls.key, "key.pem")):
+            assert source is not None
+            (self.directory / name).write_bytes(source.read_bytes())
+        (self.directory / "key.pem").chmod(0o600)
+        for path in (self.directory, *self.directory.iterdir()):
+            os.chown(path, self.account.pw_uid, self.account.pw_gid)
+        options = ("-U", "rlharvest", "-E", "UTF8", "--auth=trust", "--no-sync")
+        self._run(str(self.programs / "initdb"), "-D", str(self.data), *options)
+        (self.data / "pg_hba.conf").write_text("hostssl all all 127.0.0.0/8 trust\n")
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(
+            command, user=self.account.pw_uid, group=self.account.pw_gid, cwd="/", check=True, capture_output=True
+        )
+
+    def command(self) -> list[str]:
+        settings = {
+            "ssl": "on",
+            "ssl_cert_file": self.directory / "cert.pem",
+            "ssl_key_file": self.directory / "key.pem",
+            "listen_addresses": "127.0.0.1,127.0.0.2",
+            "unix_socket_directories": self.directory,
+            "fsync": "off",
+        }
+        given = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        ids = (f"--reuid={self.account.pw_uid}", f"--regid={self.account.pw_gid}", "--clear-groups")
+        other = ["setpriv", *ids] if os.geteuid() == 0 else []
+        return [*other, str(self.programs / "postgres"), "-D", str(self.data), "-p", str(self.port), *given]
+
+    def healthy(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                connection.sendall(struct.pack("!ii", 8, 80877103))  # SSLRequest
+                return connection.recv(1) == b"S"
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def encrypted_postgres(tls: Tls) -> Iterator[EncryptedPostgres]:
+    """A PostgreSQL of this machine: the one of the wheel is built without TLS."""
+    found = [shutil.which("initdb"), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")))]
+    programs = [Path(each).resolve().parent for each in found if each is not None]
+    if not programs or shutil.which("setpriv") is None:
+        pytest.skip("no PostgreSQL of this machine")
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # pytest's own directories are closed to other users
+        server = EncryptedPostgres(Path(directory))
+        server.tls, server.programs = tls, programs[-1]
+        server.make()
+        server.start(timeout_s=60)
+        yield server
+        server.stop()
 
 
 async def test_nats(nats: EncryptedNats, tls: Tls, stranger: Tls) -> None:
@@ -111,6 +232,31 @@ async def test_valkey(encrypted_valkey: int, tls: Tls, stranger: Tls) -> None:
     async with Redis.from_url(LedgerSettings(redis_url=url, tls_ca=stranger.ca).ledger_url, socket_timeout=30) as redis:
         with pytest.raises(RedisConnectionError, match="certificate"):
             await redis.ping()
+
+
+async def test_postgresql(
+    encrypted_postgres: EncryptedPostgres, tls: Tls, stranger: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/operations.md says: `?ssl=verify-full` in the URL, the authority in PGSSLROOTCERT."""
+    port = encrypted_postgres.port
+
+    async def ask(authority: Tls, host: str = "127.0.0.1", mode: str = "verify-full") -> bool:
+        monkeypatch.setenv("PGSSLROOTCERT", str(authority.ca))
+        engine = sql.connect(f"postgresql+asyncpg://rlharvest@{host}:{port}/postgres?ssl={mode}")
+        try:
+            async with engine.connect() as connection:
+                question = text("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+                return bool((await connection.execute(question)).scalar_one())
+        finally:
+            await engine.dispose()
+
+    assert await ask(tls)
+    with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed"):
+        await ask(stranger)
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"127\.0\.0\.2"):
+        await ask(tls, "127.0.0.2")
+    with pytest.raises(DBAPIError, match="no encryption"):
+        await ask(tls, mode="disable")
 
 
 class Batches(batches_pb2_grpc.BatchesServicer):

@@ -152,8 +152,8 @@ async def test_what_is_restored_fits_together_and_no_number_comes_again(
     sessions = sql.sessions(engine)
     job = await jobs.get(sessions, origin.job)
     assert (job.status, job.trainer, job.version, job.fence) == ("running", None, None, 1 + turn.LEAP)
-    found = await groups.all_of(sessions, origin.job)
-    assert [group.state for group in found] == ["trained", "trained", "committed", "committed", "dropped"]
+    found = [state async for _, state, _, _ in groups.all_of(sessions, origin.job)]
+    assert found == ["trained", "trained", "committed", "committed", "dropped"]
     latest = await checkpoint_rows.latest(sessions, origin.job)
     assert latest is not None
     assert (latest.step, Path(latest.path)) == (2, tmp_path / "c" / origin.job / "step_2")

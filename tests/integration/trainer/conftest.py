@@ -98,10 +98,13 @@ class Trainer:
 
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[[ScriptedCoordinator], Any]:
-    """Return a context manager that runs coordinator and trainer; leaving it stops the trainer as SIGTERM does."""
+    """Return a context manager that runs coordinator and trainer; leaving it stops the trainer as SIGTERM does.
+
+    Keyword arguments are settings of the trainer.
+    """
 
     @asynccontextmanager
-    async def run(coordinator: ScriptedCoordinator) -> AsyncIterator[Trainer]:
+    async def run(coordinator: ScriptedCoordinator, **settings: Any) -> AsyncIterator[Trainer]:
         client = Client(await coordinator.start())
         compute = Compute(1)
         supervisor = Supervisor("trainer")
@@ -110,7 +113,15 @@ def training(tmp_path: Path) -> Callable[[ScriptedCoordinator], Any]:
         service = Service(
             Surroundings(
                 settings=TrainerSettings(
-                    trainer="t", threads=1, device="cpu", data_dir=tmp_path, poll_s=0.02, claim_wait_s=0.5
+                    **{
+                        "trainer": "t",
+                        "threads": 1,
+                        "device": "cpu",
+                        "data_dir": tmp_path,
+                        "poll_s": 0.02,
+                        "claim_wait_s": 0.5,
+                        **settings,
+                    }
                 ),
                 coordinator=Coordinator(client, patience_s=1.0),
                 publications=publications,

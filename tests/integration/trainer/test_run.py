@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rlharvest.errors import DataError, DiskFull
 from rlharvest.testing.batches import ScriptedCoordinator, random_group
+from rlharvest.testing.fixtures import disk_of
 from rlharvest.v1 import batches_pb2
 from rlharvest_trainer import checkpoints
 from transformers import AutoModelForCausalLM
@@ -280,6 +281,25 @@ async def test_a_full_disk_of_the_weight_service_is_waited_for_by_name(
         await coordinator.until(finished)
     assert coordinator.outcomes == [DONE]
     assert [coordinator.steps[step][0].version for step in range(4)] == [0, 1, 2, 3]
+
+
+async def test_a_full_disk_of_its_own_is_waited_for_by_name(
+    scripted: Scripted, training: Training, tmp_path: Path
+) -> None:
+    """A version is written to the trainer's disk before it is uploaded: a real one, which is too small for a while."""
+    coordinator = scripted(steps=2)
+    with disk_of(tmp_path / "small", mebibytes=4) as small:
+        ballast = small / "ballast"
+        ballast.write_bytes(bytes(3 << 20))
+        async with training(coordinator, data_dir=small, min_free_bytes=1 << 20) as trainer:
+            await coordinator.until(lambda it: it.renewals and it.renewals[-1].obstacle == "TrainerDiskFull")
+            assert "must stay free" in coordinator.renewals[-1].obstacle_message
+            assert not coordinator.steps, "not even the initial weights are published"
+            ballast.unlink()
+            await coordinator.until(finished)
+            assert [kind for _, kind, _ in trainer.notices.events] == ["trainer.waiting", "trainer.goes_on"]
+    assert coordinator.outcomes == [DONE]
+    assert sorted(coordinator.steps) == [0, 1, 2]
 
 
 async def test_a_version_that_the_weight_service_lost_is_published_again_above_all_numbers(

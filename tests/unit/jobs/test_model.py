@@ -79,7 +79,7 @@ def test_staleness_zero_means_deterministic_unless_said_otherwise() -> None:
         ({"algorithm": {"dtype": "float64"}}, "algorithm.dtype"),
         ({"staleness": {"max_staleness": -1}}, "staleness.max_staleness"),
         ({"staleness": {"on_stale": "ignore"}}, "staleness.on_stale"),
-        ({"rollout": {"engine": "vllm"}}, "rollout.engine"),
+        ({"rollout": {"engine": "sglang"}}, "rollout.engine"),
         ({"rollout": {"progress_deadline_s": 0}}, "rollout.progress_deadline_s"),
         ({"weights": {"keep_versions": 1}}, "weights.keep_versions"),
         ({"checkpoint": {"every_steps": 0}}, "checkpoint.every_steps"),

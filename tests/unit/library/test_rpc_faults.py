@@ -49,6 +49,7 @@ async def ask() -> AsyncIterator[Ask]:
     servers = []
 
     async def call(error: Exception, path: str, data: bytes) -> tuple[Code, str, int]:
+        named: list[tuple[str, Any]] = [(rpc_faults.ERROR_KEY, rpc_faults.DISK_FULL)]
         fleet = Broken(error)
         server = Server(transient=(ZeroDivisionError,))
         server.add("rlharvest.v1.Fleet", fleet_pb2_grpc.add_FleetServicer_to_server, fleet)
@@ -58,6 +59,8 @@ async def ask() -> AsyncIterator[Ask]:
             method: Any = channel.unary_unary(path)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await method(data, timeout=20)
+        metadata = [tuple(pair) for pair in caught.value.trailing_metadata() or ()]
+        assert metadata == (named if isinstance(error, DiskFull) and fleet.calls else []), "a full disk alone is named"
         return caught.value.code(), caught.value.details() or "", fleet.calls
 
     yield call

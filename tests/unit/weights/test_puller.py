@@ -212,6 +212,27 @@ async def test_time_limits_hold(blob_server, versions, content, tmp_path: Path) 
         await pull("http://127.0.0.1:1", manifest, tmp_path, options=options)
 
 
+async def test_a_pull_that_goes_on_outlives_its_timeout(blob_server, versions, content, tmp_path: Path) -> None:
+    """The limit is on standing still, not on how long a large version takes; nothing is asked for a second time."""
+    manifest = versions.make({"weights.bin": content(40_000)}, part_bytes=40_000)
+    options = PullOptions(threads=1, timeout_s=1.5, total_s=120)
+
+    def trickle(handler, asked):
+        handler.send_response(206)
+        handler.send_header("Content-Length", str(len(asked.wanted)))
+        handler.send_header("Content-Range", f"bytes {asked.start}-{asked.end - 1}/{len(asked.data)}")
+        handler.end_headers()
+        for start in range(0, len(asked.wanted), 1000):
+            time.sleep(3 * options.timeout_s / 40)
+            handler.wfile.write(asked.wanted[start : start + 1000])
+
+    blob_server.behaviour = trickle
+    started = time.monotonic()
+    _whole(await pull(blob_server.url, manifest, tmp_path, options=options), manifest)
+    assert time.monotonic() - started > 2 * options.timeout_s
+    assert blob_server.requests == 1
+
+
 async def test_an_address_that_is_none_is_refused_by_name(versions, tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="weights_url"):
         await pull("ftp://x", versions.make({"a": b"x"}), tmp_path)

@@ -2,7 +2,8 @@
 
 Invariants: bytes that are no message of the method are INVALID_ARGUMENT and never reach the servicer; an error of ours that
 a servicer lets through has the status of its kind; what is not foreseen is logged in full and answered with INTERNAL and
-nothing of its text; details fit into a trailer, whatever a message of an error quotes.
+nothing of its text; details fit into a trailer, whatever a message of an error quotes; a full disk is named in the
+trailing metadata, for gRPC uses its code itself for messages that are too large.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ NOT_LEADER = "not the leader"
 
 MAX_DETAILS = 2000
 """Bytes of an answer's details. Clients refuse trailers of more than 8 KiB, in which a byte may take three."""
+
+ERROR_KEY = "rlharvest-error"
+DISK_FULL = "disk_full"
+"""Trailing metadata of an answer that stands for DiskFull."""
 
 Details = tuple[grpc.StatusCode, str]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -148,4 +153,5 @@ class Faults(grpc.aio.ServerInterceptor):
             log.error("rpc.failed", method=method, exc_info=error)
         elif code is grpc.StatusCode.UNAVAILABLE:
             log.warning("rpc.unavailable", method=method, error=repr(error))
-        await context.abort(code, details)
+        named = ((ERROR_KEY, DISK_FULL),) if isinstance(error, DiskFull) else ()
+        await context.abort(code, details, named)

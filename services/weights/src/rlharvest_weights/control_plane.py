@@ -1,20 +1,19 @@
-"""The gRPC service Weights: publishing and retention. The bytes go over HTTP (data_plane)."""
+"""The gRPC service Weights: publishing and retention. The bytes go over HTTP (data_plane).
+
+Errors of ours are raised as they are: the server says what each stands for (rlharvest.rpc_faults).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NoReturn
 
-import grpc
 import grpc.aio
 import structlog
 from pydantic import ValidationError
-from rlharvest.errors import Conflict, DataError, DiskFull, InvalidField, LimitReached, NotFound, RlharvestError
-from rlharvest.rpc_faults import shortened
+from rlharvest.errors import DataError, InvalidField
 from rlharvest.v1 import weights_pb2, weights_pb2_grpc
 from rlharvest.weights.manifest import MANIFEST_BYTES, Manifest
-from rlharvest.weights.publisher import DISK_FULL, ERROR_KEY
 
 from rlharvest_weights import metrics
 from rlharvest_weights.versions import VersionStore
@@ -41,10 +40,7 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         context: grpc.aio.ServicerContext[weights_pb2.BeginRequest, weights_pb2.BeginReply],
     ) -> weights_pb2.BeginReply:
         """Say what has to be uploaded; RESOURCE_EXHAUSTED when there is no room for it."""
-        try:
-            missing = await asyncio.to_thread(self._versions.begin, _manifest(request.manifest_json))
-        except RlharvestError as error:
-            await _abort(context, error)
+        missing = await asyncio.to_thread(self._versions.begin, _manifest(request.manifest_json))
         return weights_pb2.BeginReply(missing=missing)
 
     async def Publish(
@@ -53,13 +49,10 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         context: grpc.aio.ServicerContext[weights_pb2.PublishRequest, weights_pb2.PublishReply],
     ) -> weights_pb2.PublishReply:
         """Make a version; INVALID_ARGUMENT names the field that cannot be used."""
-        try:
-            manifest = _manifest(request.manifest_json)
-            made, new = await asyncio.to_thread(
-                self._versions.publish, request.job, request.key, manifest, least=request.least_version
-            )
-        except RlharvestError as error:
-            await _abort(context, error)
+        manifest = _manifest(request.manifest_json)
+        made, new = await asyncio.to_thread(
+            self._versions.publish, request.job, request.key, manifest, least=request.least_version
+        )
         if new:
             metrics.PUBLISHED.inc()
             log.info("version.published", job=made.job, version=made.version, step=made.step, bytes=made.bytes)
@@ -73,10 +66,7 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         context: grpc.aio.ServicerContext[weights_pb2.ListVersionsRequest, weights_pb2.ListVersionsReply],
     ) -> weights_pb2.ListVersionsReply:
         """Return the versions that can be pulled, oldest first."""
-        try:
-            manifests = self._versions.listed(request.job)
-        except RlharvestError as error:
-            await _abort(context, error)
+        manifests = self._versions.listed(request.job)
         return weights_pb2.ListVersionsReply(
             versions=[
                 weights_pb2.VersionInfo(
@@ -97,12 +87,9 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         context: grpc.aio.ServicerContext[weights_pb2.RetainRequest, weights_pb2.RetainReply],
     ) -> weights_pb2.RetainReply:
         """Delete versions except those named and the newest `keep_last`."""
-        try:
-            deleted, freed = await asyncio.to_thread(
-                self._versions.retain, request.job, list(request.versions), request.keep_last
-            )
-        except RlharvestError as error:
-            await _abort(context, error)
+        deleted, freed = await asyncio.to_thread(
+            self._versions.retain, request.job, list(request.versions), request.keep_last
+        )
         metrics.FREED_BYTES.inc(freed)
         if deleted:
             log.info("versions.deleted", job=request.job, versions=deleted, freed_bytes=freed)
@@ -114,10 +101,7 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         context: grpc.aio.ServicerContext[weights_pb2.ForgetRequest, weights_pb2.ForgetReply],
     ) -> weights_pb2.ForgetReply:
         """Delete everything of a job."""
-        try:
-            freed = await asyncio.to_thread(self._versions.forget, request.job)
-        except RlharvestError as error:
-            await _abort(context, error)
+        freed = await asyncio.to_thread(self._versions.forget, request.job)
         metrics.FREED_BYTES.inc(freed)
         log.info("job.forgotten", job=request.job, freed_bytes=freed)
         return weights_pb2.ForgetReply()
@@ -132,22 +116,3 @@ def _manifest(text: str) -> Manifest:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         raise DataError(f"manifest_json: {error}") from error
-
-
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: RlharvestError) -> NoReturn:
-    named: tuple[tuple[str, str], ...] = ()
-    match error:
-        case DataError():
-            code = grpc.StatusCode.INVALID_ARGUMENT
-        case Conflict():
-            code = grpc.StatusCode.FAILED_PRECONDITION
-        case NotFound():
-            code = grpc.StatusCode.NOT_FOUND
-        case DiskFull():
-            # gRPC uses this code itself for messages that are too large.
-            code, named = grpc.StatusCode.RESOURCE_EXHAUSTED, ((ERROR_KEY, DISK_FULL),)
-        case LimitReached():
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        case _:
-            code = grpc.StatusCode.INTERNAL
-    await context.abort(code, shortened(str(error)), named)

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from rlharvest import rpc
 from rlharvest.credentials import Caller
 from rlharvest.errors import Conflict, CorruptData, DataError, DiskFull, InvalidField
+from rlharvest.rpc_faults import DISK_FULL, ERROR_KEY
 from rlharvest.v1 import weights_pb2, weights_pb2_grpc
 from rlharvest.weights import safetensors_check
 from rlharvest.weights.manifest import MANIFEST_BYTES, PART_BYTES, FileEntry, Manifest, describe
@@ -32,10 +33,6 @@ from rlharvest.weights.transfer import BLOCK_BYTES, TRANSIENT, Progress, Transfe
 log = structlog.get_logger(__name__)
 
 Reply = TypeVar("Reply")
-
-ERROR_KEY = "rlharvest-error"
-DISK_FULL = "disk_full"
-"""Trailing metadata of a gRPC error that is DiskFull."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,7 @@ def _translate(error: grpc.aio.AioRpcError) -> NoReturn:
             if (ERROR_KEY, DISK_FULL) in [tuple(pair) for pair in error.trailing_metadata() or ()]:
                 raise DiskFull(details) from error
             raise Conflict(details) from error
-        case grpc.StatusCode.ALREADY_EXISTS | grpc.StatusCode.FAILED_PRECONDITION:
+        case grpc.StatusCode.ABORTED:
             raise Conflict(details) from error
     raise error
 

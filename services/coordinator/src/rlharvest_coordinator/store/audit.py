@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import delete, select
 
 from rlharvest_coordinator.sql import Sessions
@@ -20,23 +19,25 @@ _LONGEST = 200
 """Characters of what a caller chose."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(BaseModel):
     """One call that changed something, or was to."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid", frozen=True)
+
     at: float
+    """Seconds since 1970."""
     who: str
-    """Name of the caller's token, made from it and not telling it; `anyone` where none is asked for."""
+    """Name of the caller's token (it does not tell the token); `anyone` where the server asks for none."""
     address: str
     """Where the call came from."""
     protocol: str
-    """rest | grpc"""
+    """rest or grpc."""
     action: str
-    """Name of the operation, e.g. cancel_job."""
+    """Name of the operation, as in the description of the API, e.g. cancel_job."""
     subject: str | None
     """The job or worker it was about."""
     result: str
-    """HTTP status, or gRPC's code or the error by name."""
+    """HTTP status, or the error of a gRPC call."""
     done: bool
     """Whether it was let through."""
 
@@ -44,7 +45,7 @@ class Record:
 async def append(sessions: Sessions, record: Record) -> None:
     """Keep a record."""
     subject = None if record.subject is None else storable(record.subject[:_LONGEST])
-    row = AuditRow(**{**asdict(record), "subject": subject})
+    row = AuditRow(**{**record.model_dump(), "subject": subject})
     async with sessions.begin() as session:
         session.add(row)
         await session.flush()

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 
 from rlharvest_coordinator.api.context import ERRORS, Limit, Parts
-from rlharvest_coordinator.api.resources import ListOf, Resource, Seconds, listed
+from rlharvest_coordinator.api.resources import ListOf, Resource, listed
 from rlharvest_coordinator.store import audit
+from rlharvest_coordinator.store.audit import Record
 from rlharvest_coordinator.tables import AuditRow
 
 router = APIRouter(prefix="/v1/audit", tags=["service"], responses=ERRORS)
@@ -16,25 +17,12 @@ router = APIRouter(prefix="/v1/audit", tags=["service"], responses=ERRORS)
 _MOST = 2**62
 
 
-class AuditResource(Resource):
+class AuditResource(Record, Resource):
     """One call that changed something, or was refused."""
 
     id: str
     """Its number; rises with time."""
     object: Literal["rl.audit"] = "rl.audit"
-    at: Seconds
-    who: str
-    """Name of the caller's token (it does not tell the token); `anyone` where the server asks for none."""
-    address: str
-    protocol: str
-    """rest or grpc."""
-    action: str
-    """Name of the operation, as in this description."""
-    subject: str | None
-    """The job or worker it was about."""
-    result: str
-    """HTTP status, or the error of a gRPC call."""
-    done: bool
 
 
 @router.get("")
@@ -50,14 +38,4 @@ async def list_audit(
 
 
 def _resource(row: AuditRow) -> AuditResource:
-    return AuditResource(
-        id=str(row.number),
-        at=row.at,
-        who=row.who,
-        address=row.address,
-        protocol=row.protocol,
-        action=row.action,
-        subject=row.subject,
-        result=row.result,
-        done=row.done,
-    )
+    return AuditResource(id=str(row.number), **{name: getattr(row, name) for name in Record.model_fields})
