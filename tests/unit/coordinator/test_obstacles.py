@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sqlite3
+import ssl
 
 import pytest
 from nats.js.errors import APIError
@@ -42,6 +43,7 @@ def test_faults_of_the_database(fault: Exception, reason: str) -> None:
         (DBAPIError("SELECT", {}, Exception("the database system is starting up")), True),
         (ConnectionRefusedError("no"), True),
         (socket.gaierror("no such name"), True),
+        (ssl.SSLCertVerificationError("certificate has expired"), True),
         (PoolTimeout("all connections wait"), True),
         (IntegrityError("INSERT", {}, PostgresFault("could not extend file")), True),
         (IntegrityError("INSERT", {}, Exception("duplicate key")), False),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from socket import gaierror
+from ssl import SSLError
 
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
@@ -103,7 +104,7 @@ def database_hinders(error: Exception) -> bool:
     if isinstance(error, DBAPIError):
         asked = (IntegrityError, ProgrammingError, DataError, NotSupportedError, InternalError)
         return not isinstance(error, asked) or _database_full(error)
-    return isinstance(error, ConnectionError | gaierror | TimeoutError | PoolTimeout)
+    return isinstance(error, ConnectionError | gaierror | SSLError | TimeoutError | PoolTimeout)
 
 
 def _database_full(error: Exception) -> bool:

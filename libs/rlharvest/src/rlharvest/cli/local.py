@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -94,7 +95,7 @@ def up(
         )
         print(
             f"\n  rlharvest is up ({seconds:.1f} s). Data: {options.data}\n\n"
-            f"    web page   {plan.url}/login#{token}\n"
+            f"    web page   {plan.url}/login#{quote(token, safe='')}\n"
             f"    API        {plan.url}/docs{where}\n"
             f"    token      in {options.data}/secrets/coordinator/api_token; commands in this directory find it\n"
             f"    submit     rlharvest submit job.yaml --watch\n"
