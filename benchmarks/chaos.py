@@ -224,20 +224,22 @@ class Run:
         """Take the coordinator away in a job for a long time; nothing of what workers had is thrown away."""
         spec = copy.deepcopy(self.specs[0])
         # Forty seconds: they are still being generated when it is seen that they are, also on a busy machine.
-        spec["rollout"]["stub"] = {"step_s": 0.02, "length": 2000}
-        spec["sampling"]["max_completion_length"] = 2100
+        spec["rollout"]["stub"] = {"step_s": 0.08, "length": 480}
+        spec["sampling"]["max_completion_length"] = 490  # the model's context is 512
         spec["algorithm"]["prompts_per_step"] = WORKERS
         spec["limits"]["max_steps"] = 1
         job = self.system.submit(spec)
         before = self.echo.retired
-        self.system.until(
-            lambda: (
-                sum(sample["length"] >= 5 for sample in self.system.client.live_samples(job)) >= 2 * WORKERS
-                and sum(seen["held"] for seen in self.system.client.workers()) >= 2 * WORKERS
-            ),
-            timeout_s=PATIENCE_S,
-            what="responses in the middle of their generation",
-        )
+
+        def amid() -> bool:
+            found = self.system.job(job)
+            if found["status"] == "failed":
+                raise Unavailable(f"the job of the outage failed: {found['error']}")
+            begun: int = sum(sample["length"] >= 5 for sample in self.system.client.live_samples(job))
+            held: int = sum(seen["held"] for seen in self.system.client.workers())
+            return begun >= 2 * WORKERS and held >= 2 * WORKERS
+
+        self.system.until(amid, timeout_s=PATIENCE_S, what="responses in the middle of their generation")
         holding = {seen["pid"] for seen in self.system.client.workers() if seen["held"] >= 2}
         holders = [worker for worker in self.system.workers if worker.process and worker.process.pid in holding]
         since = time.time()
