@@ -5,7 +5,7 @@ Belongs to the engine's thread. Knows no tensors and nothing of what is sampled:
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 
 from rlharvest.speculation.book import DraftBook
@@ -29,18 +29,20 @@ SETTLE_STEPS = 256
 class Drafter:
     """Drafts of one job."""
 
-    def __init__(self, options: Speculation, *, memory_bytes: int) -> None:
+    def __init__(self, options: Speculation, *, memory_bytes: int, clock: Callable[[], float]) -> None:
         """Start without history.
 
         Args:
             memory_bytes: bound of what is remembered.
+            clock: seconds that steps took, by which drafts are judged.
         """
         self._options = options
+        self._clock = clock
         self._book = DraftBook(options, limit_bytes=memory_bytes)
         self._caps = sorted({0, min(SHORT, options.window_max), options.window_max})
         self._switch = Switch(self._caps)
         self._steps = 0
-        self._started = 0.0
+        self._started, self._timed = 0.0, False
         self._proposed = 0
         self.drafts = self.drafted = self.accepted = 0
 
@@ -53,9 +55,10 @@ class Drafter:
         """Return a draft for each sequence, maybe an empty one; None: none for any."""
         if self._options.enabled == "off":
             return None
-        self._started = time.perf_counter()
-        self._proposed = 0
-        cap = self._options.window_max if self._options.enabled == "on" else self._switch.choose(len(sequences))
+        cap, self._proposed = self._options.window_max, 0
+        if self._options.enabled == "auto":
+            cap, self._timed = self._switch.choose(len(sequences)), self._switch.measuring(len(sequences))
+            self._started = self._clock() if self._timed else 0.0
         if not cap:
             return None
         drafts = [self._draft(sequence, cap) for sequence in sequences]
@@ -84,7 +87,7 @@ class Drafter:
     def stepped(self, batch: int, tokens: int) -> None:
         """The step that `propose` was called for is done, with so many tokens."""
         if self._options.enabled == "auto":
-            seconds = time.perf_counter() - self._started
+            seconds = self._clock() - self._started if self._timed else 0.0
             self._switch.observe(batch, seconds=seconds, tokens=tokens, drafted=self._proposed > 0)
 
     def ended(self, sequence: Sequence) -> None:

@@ -11,6 +11,7 @@ ends what can be used of a step, since the rows behind it saw another token; so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,14 +49,21 @@ class Runner:
     """The sequences of one job on one model."""
 
     def __init__(
-        self, config: EngineConfig, outbox: Outbox, *, slots: int, kv_memory_bytes: int, draft_memory_bytes: int
+        self,
+        config: EngineConfig,
+        outbox: Outbox,
+        *,
+        slots: int,
+        kv_memory_bytes: int,
+        draft_memory_bytes: int,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._outbox = outbox
         self._slots = slots
         self._kv_memory_bytes = kv_memory_bytes
         self._scheduler = Scheduler(slots)
-        self._drafter = Drafter(config.speculation, memory_bytes=draft_memory_bytes)
+        self._drafter = Drafter(config.speculation, memory_bytes=draft_memory_bytes, clock=clock)
         self._loaded: Loaded | None = None
         self._cache: KvCache | None = None
         self._filled = 0
