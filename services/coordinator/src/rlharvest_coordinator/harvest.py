@@ -240,7 +240,7 @@ class Harvest:
         return self.tally.totals(self.scope.spec.sampling.num_generations, len(self.running()))
 
     async def drop_outstanding(self, reason: str) -> None:
-        """The job is over: what is in no batch will not be trained."""
+        """The job is over: what is not trained by now will not be."""
         for group in list(self.scope.book.groups.values()):
             if group.ordinal not in self.tally:
                 responses = list(self.scope.book.of(group))

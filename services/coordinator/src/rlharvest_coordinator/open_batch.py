@@ -78,12 +78,10 @@ class OpenBatch:
             await self._commit(chosen)
 
     async def drop_all(self, reason: str) -> None:
-        """The job is over: what is in no batch will not be trained."""
-        await groups.drop(
-            self.scope.sessions, self.scope.id, list(self._accepted), reason, epoch=self.scope.keeper.epoch
-        )
-        for ordinal in self._accepted:
-            self.tally.move(ordinal, groups.ACCEPTED, groups.DROPPED)
+        """The job is over: what no checkpoint covers, in a batch or not, will not be trained."""
+        rest = await groups.drop_rest(self.scope.sessions, self.scope.id, reason, epoch=self.scope.keeper.epoch)
+        for ordinal, before in rest:
+            self.tally.move(ordinal, before, groups.DROPPED)
         self._accepted.clear()
         self.announce()
 

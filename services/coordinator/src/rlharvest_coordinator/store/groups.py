@@ -72,6 +72,19 @@ async def drop(sessions: Sessions, job: str, ordinals: Sequence[int], reason: st
         )
 
 
+async def drop_rest(sessions: Sessions, job: str, reason: str, *, epoch: int) -> list[tuple[int, str]]:
+    """Take out, untrained, every group that no checkpoint covers; return their ordinals and the states they were in."""
+    async with sessions.begin() as session:
+        await fence.require(session, epoch)
+        rest = list(
+            await session.scalars(select(Group).where(Group.job == job, Group.state.in_((ACCEPTED, COMMITTED))))
+        )
+        before = [(group.ordinal, group.state) for group in rest]
+        for group in rest:
+            group.state, group.reason = DROPPED, reason
+    return before
+
+
 async def train(sessions: Sessions, job: str, *, below: int, epoch: int) -> list[Group]:
     """Note that a durable checkpoint covers the batches below a step; return the groups for which that is news."""
     async with sessions.begin() as session:
