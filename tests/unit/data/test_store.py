@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import tempfile
 import time
@@ -96,6 +97,16 @@ def test_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match="RLHARVEST_DATA_DIR"):
+        write(tmp_path, [([1], "x", {})])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_still_full_when_the_files_are_closed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing writes what is buffered once more: its own error is not to stand in for the one that names the fix."""
+    monkeypatch.setattr(Path, "open", lambda _path, _mode: io.BufferedWriter(io.FileIO("/dev/full", "w")))
     with pytest.raises(DiskFull, match="RLHARVEST_DATA_DIR"):
         write(tmp_path, [([1], "x", {})])
     assert list(tmp_path.iterdir()) == []

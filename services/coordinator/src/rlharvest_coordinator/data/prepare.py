@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import blake3
-from rlharvest import disk
 from rlharvest.confinement import strays
-from rlharvest.errors import CorruptData, DiskFull, InvalidField, NotFound
+from rlharvest.errors import CorruptData, InvalidField, NotFound
 from rlharvest.jobs.model import JobSpec
 
 from rlharvest_coordinator.data import hub, model_dir, reward_files, tokenizer
@@ -87,8 +86,6 @@ async def prepare(
     try:
         return await asyncio.to_thread(_prepare, spec, roots, data_dir, advance, limits or Limits())
     except OSError as error:
-        if disk.full(error):  # also where no part of the dataset is written yet
-            raise DiskFull(f"no space left in {data_dir}; free some, or move RLHARVEST_DATA_DIR") from error
         raise InvalidField(
             "job", error.filename, f"cannot be read or written ({error.strerror})", "Check permissions and the disk."
         ) from error

@@ -118,7 +118,10 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._files.close()
+            with _disk(
+                self._final
+            ):  # closing writes what is buffered, and would hide why it could not be written before
+                self._files.close()
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
 
