@@ -161,8 +161,7 @@ def bars(report: Report) -> None:
     imported_s = statistics.median(imports.values) if imports is not None else float("nan")
     report.bar("cold_to_first_assignment", imported_s + COLD_BAR_S, "import + 2 s")
     report.bar("hot_to_first_assignment", LEASE_S + HOT_BAR_S, "lease + 1 s")
-    report.bar("tokens_lost", 0, "none")
-    report.bar("tokens_thrown_away", 0, "none")
+    report.none("tokens_lost", "tokens_thrown_away")
 
 
 def main() -> int:

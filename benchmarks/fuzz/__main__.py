@@ -120,8 +120,7 @@ def main() -> int:
         try:
             measure(report, Path(directory), parts=arguments.only or list(PART), minutes=arguments.minutes, seed=seed)
         finally:
-            for name in ("wrong_answers", "changes", "unforeseen_errors", "jobs_inexact"):
-                report.bar(name, 0, "none")
+            report.none("wrong_answers", "changes", "unforeseen_errors", "jobs_inexact")
             status = report.finish()
     return status
 

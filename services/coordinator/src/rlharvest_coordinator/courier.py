@@ -13,13 +13,16 @@ from itertools import compress
 import structlog
 from nats.errors import Error as NatsError
 from rlharvest.bus import subject
+from rlharvest.jobs.model import Sampling
 from rlharvest.ledger.book import Ack
 from rlharvest.ledger.record import Effects
-from rlharvest.ledger.response import FIRST_SERVED, OWNED, Response
+from rlharvest.ledger.response import OWNED, Response
 from rlharvest.noise import response_seed
 from rlharvest.spans import ids_bytes
 from rlharvest.v1 import fleet_pb2, spans_pb2
 
+from rlharvest_coordinator.data.tokenizer import Tokenizer
+from rlharvest_coordinator.gateway.request import Ask
 from rlharvest_coordinator.history import History
 from rlharvest_coordinator.log import Entry
 from rlharvest_coordinator.roster import Seat
@@ -49,6 +52,19 @@ class Asked:
     seed: int
     """64 bits; the seed of each response is made of it and of the response's place in the group."""
     sampling: fleet_pb2.Sampling
+
+
+def sampling_of(given: Sampling | Ask, tokenizer: Tokenizer) -> fleet_pb2.Sampling:
+    """Return what workers are told of how a job, or a request of the gateway, is sampled."""
+    return fleet_pb2.Sampling(
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=max(0, given.top_k),
+        min_p=given.min_p,
+        eos_ids=sorted(tokenizer.eos_ids),
+        stop=given.stop,
+        vocab=tokenizer.vocab,
+    )
 
 
 class Courier:
@@ -115,15 +131,16 @@ class Courier:
 
     def known(self, response: Response) -> bool:
         """Whether there is anything to sample a response from."""
-        return response.handle < FIRST_SERVED or response.group in self.asked
+        return not response.served or response.group in self.asked
 
     def _messages(self, seat: Seat, responses: Sequence[Response]) -> Iterable[fleet_pb2.Assignments]:
         # A message has one sampling: that of the job, or that of a group which is served.
+        usual = sampling_of(self.scope.spec.sampling, self.scope.prepared.tokenizer)
         alike: dict[int, list[Response]] = {}
         for response in responses:
-            alike.setdefault(response.group if response.handle >= FIRST_SERVED else -1, []).append(response)
+            alike.setdefault(response.group if response.served else -1, []).append(response)
         for group, same in alike.items():
-            sampling = self.asked[group].sampling if group in self.asked else self._sampling()
+            sampling = self.asked[group].sampling if group in self.asked else usual
             batch: list[fleet_pb2.Assignment] = []
             size = 0
             for response in same:
@@ -144,19 +161,6 @@ class Courier:
             sampling=sampling,
             assignments=batch,
             draft_sources=self.history.sources(one.group for one in batch),
-        )
-
-    def _sampling(self) -> fleet_pb2.Sampling:
-        """Return the sampling of the job."""
-        sampling, tokenizer = self.scope.spec.sampling, self.scope.prepared.tokenizer
-        return fleet_pb2.Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            eos_ids=sorted(tokenizer.eos_ids),
-            stop=sampling.stop,
-            vocab=tokenizer.vocab,
         )
 
     def _source(self, response: Response) -> tuple[bytes, int]:

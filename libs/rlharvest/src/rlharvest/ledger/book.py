@@ -132,14 +132,18 @@ class Book:
     def _finish(self, response: Response, finish: Finish) -> None:
         response.finish = finish
         self._move(response, State.FINISHED)
-        if response.handle < FIRST_SERVED:
+        if not response.served:
             self.counters["finished"] += 1
 
     def score(self, result: scores_pb2.ScoreResult) -> bool:
         """Apply a reward; return whether it was news. One for other tokens than the response has now is not."""
         response = self.responses.get(result.handle)
-        served = result.handle >= FIRST_SERVED
-        if response is None or served or response.state is not State.FINISHED or response.writer != result.attempt:
+        if (
+            response is None
+            or response.served
+            or response.state is not State.FINISHED
+            or response.writer != result.attempt
+        ):
             self.counters["late_scores"] += 1
             return False
         response.score = result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rlharvest.ledger.response import FIRST_SERVED, OWNED, Response, State
+from rlharvest.ledger.response import OWNED, Response, State
 
 Owner = tuple[str, int]
 """A worker and its incarnation."""
@@ -28,7 +28,7 @@ class Index:
 
     def add(self, response: Response) -> None:
         """A response is live from now on, as it is."""
-        where = self.served if response.handle >= FIRST_SERVED else self._states[response.state]
+        where = self.served if response.served else self._states[response.state]
         where[response.handle] = response
         if response.state in OWNED:
             self._owners.setdefault(response.owner, {})[response.handle] = response
@@ -37,7 +37,7 @@ class Index:
 
     def remove(self, response: Response) -> None:
         """Forget a response, which is still as it was when it was added."""
-        where = self.served if response.handle >= FIRST_SERVED else self._states[response.state]
+        where = self.served if response.served else self._states[response.state]
         del where[response.handle]
         if response.state in OWNED:
             owned = self._owners[response.owner]

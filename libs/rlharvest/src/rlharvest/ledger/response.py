@@ -70,6 +70,11 @@ class Response:
     transcript: Transcript = field(default_factory=Transcript)
 
     @property
+    def served(self) -> bool:
+        """Whether it answers a request of the gateway and is not trained."""
+        return self.handle >= FIRST_SERVED
+
+    @property
     def owner(self) -> tuple[str, int]:
         """The worker that owns it, and its incarnation."""
         return self.worker, self.incarnation
@@ -123,7 +128,7 @@ class Group:
 
     @property
     def served(self) -> bool:
-        """Whether it answers a request of the gateway and is not trained."""
+        """Whether its responses are."""
         return self.ordinal >= FIRST_SERVED
 
     @property

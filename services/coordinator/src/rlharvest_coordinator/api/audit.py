@@ -71,6 +71,8 @@ def caller(tokens: Tokens | None, authorization: str, cookie: str = "") -> str:
 async def keep(sessions: Sessions, record: Record) -> None:
     """Write a record."""
     log.info("api.audit", **record.model_dump(exclude={"at"}))
+    if record.action in _SAMPLES:
+        return
     try:
         await audit.append(sessions, record)
     except (SQLAlchemyError, OSError) as error:
@@ -123,9 +125,6 @@ class Audit:
             result=str(status),
             done=status < 400,
         )
-        if record.action in _SAMPLES:
-            log.info("api.audit", **record.model_dump(exclude={"at"}))
-            return
         await keep(context.sessions, record)
 
 

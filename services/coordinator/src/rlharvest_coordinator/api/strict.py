@@ -14,5 +14,9 @@ class StrictJSON(JSONResponse):
     """A JSON response (RFC 8259)."""
 
     def render(self, content: Any) -> bytes:
-        text = json.dumps(finite(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode("utf-8", "replace")
+        return text_of(content).encode("utf-8", "replace")
+
+
+def text_of(content: Any) -> str:
+    """Return a value as JSON."""
+    return json.dumps(finite(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))

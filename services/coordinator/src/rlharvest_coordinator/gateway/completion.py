@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from rlharvest.spans import ids_bytes
-from rlharvest.v1 import fleet_pb2
 
-from rlharvest_coordinator.courier import Asked
+from rlharvest_coordinator.courier import Asked, sampling_of
 from rlharvest_coordinator.gateway.choice import Choice, Piece
 from rlharvest_coordinator.gateway.request import Ask, Order, seeds
 from rlharvest_coordinator.run import Run
@@ -30,15 +29,7 @@ class Completion:
         self._news = asyncio.Event()
         self._closed = False
         tokenizer = run.scope.prepared.tokenizer
-        sampling = fleet_pb2.Sampling(
-            temperature=ask.temperature,
-            top_p=ask.top_p,
-            top_k=max(0, ask.top_k),
-            min_p=ask.min_p,
-            eos_ids=sorted(tokenizer.eos_ids),
-            stop=ask.stop,
-            vocab=tokenizer.vocab,
-        )
+        sampling = sampling_of(ask, tokenizer)
         self._answers = [
             run.serving.ask(Asked(ids_bytes(prompt), seed, sampling), n=ask.n, budget=order.budget, news=self._news)
             for prompt, seed in zip(order.prompts, seeds(order.seed, order.prompts), strict=True)

@@ -7,7 +7,6 @@ client that goes away ends what was sampled for it.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any, Literal
@@ -21,13 +20,12 @@ from starlette.types import Receive, Scope, Send
 from rlharvest_coordinator.api import errors
 from rlharvest_coordinator.api.context import ERRORS, Context, Parts
 from rlharvest_coordinator.api.resources import ListOf, Resource, listed
-from rlharvest_coordinator.api.strict import StrictJSON
+from rlharvest_coordinator.api.strict import StrictJSON, text_of
 from rlharvest_coordinator.gateway import request as requests
 from rlharvest_coordinator.gateway.choice import Piece
 from rlharvest_coordinator.gateway.completion import Completion
 from rlharvest_coordinator.gateway.shapes import ChatShape, CompletionShape, Shape
 from rlharvest_coordinator.run import Run
-from rlharvest_coordinator.store.values import finite
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=ERRORS)
 
@@ -165,5 +163,4 @@ async def _events(completion: Completion, shape: Shape, *, usage: bool) -> Async
 
 
 def _event(chunk: dict[str, Any]) -> str:
-    text = json.dumps(finite(chunk), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return f"data: {text}\n\n"
+    return f"data: {text_of(chunk)}\n\n"
