@@ -93,7 +93,7 @@ class Bench:
                 wait_line(self.follower, "leader.waiting", after=started, timeout_s=60)
             else:
                 # Beside each restart, so that both see the machine in the same state.
-                self.imports += import_seconds("rlharvest_coordinator.main", 1)
+                self.imports += import_seconds("rlharvest_coordinator.service", 1)
             spec = self.spec()
             job = self.system.submit(spec)
             self.audit.wait(job, _work_waits, timeout_s=120, what="more responses than slots")

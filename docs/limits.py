@@ -97,6 +97,12 @@ SECTIONS: tuple[tuple[str, tuple[Limit, ...]], ...] = (
                 "tests/integration/api/test_guard.py::test_a_large_body_is_cut_off",
             ),
             Limit(
+                "first line and headers of a request",
+                _bytes(guard.HEAD_BYTES),
+                "431 `head_too_large`",
+                f"{API}test_a_head_over_the_limit_is_answered_by_name_however_it_arrives",
+            ),
+            Limit(
                 "gRPC message",
                 _bytes(rpc.MAX_MESSAGE_BYTES),
                 "`RESOURCE_EXHAUSTED`",
@@ -389,6 +395,13 @@ SECTIONS: tuple[tuple[str, tuple[Limit, ...]], ...] = (
                 _setting(WeightSettings, "most_uploads"),
                 "503, Retry-After; tried again",
                 "tests/unit/weights/test_blobs.py::test_more_uploads_at_a_time_than_allowed_are_refused",
+            ),
+            Limit(
+                "space of the coordinator's data directory for a dataset",
+                "its disk",
+                "reason `CoordinatorDiskFull`; the job waits",
+                "tests/e2e/test_fleet.py::"
+                "test_a_coordinator_without_room_for_the_dataset_says_so_and_takes_the_job_up_later",
             ),
             Limit(
                 "space that publications leave on the weight service's disk",

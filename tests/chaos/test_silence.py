@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rlharvest import bus
 from rlharvest.spans import unpack
-from rlharvest.testing.faults import FAULTS, with_faults
+from rlharvest.testing.faults import FAULTS, HOST, with_faults
 from rlharvest.testing.proxy import Proxy
 from rlharvest.testing.servers import free_port
 from rlharvest.testing.system import Service, System
@@ -40,9 +40,11 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Pr
     system = System(tmp_path_factory.mktemp("system"), workers=2, settings=settings)
     for worker in system.workers:
         with_faults(worker).environment["RLHARVEST_HEALTH_PORT"] = str(free_port())
+    name = system.directory / "nats.example"
+    name.touch()
     behind = system.workers[0].environment
     with Proxy(behind["RLHARVEST_NATS_URL"]) as proxy:
-        behind["RLHARVEST_NATS_URL"] = proxy.url
+        behind |= {"RLHARVEST_NATS_URL": proxy.url.replace("127.0.0.1", name.name), HOST: str(name)}
         with system:
             yield system, proxy
 
@@ -103,6 +105,25 @@ def test_worker_in_a_black_hole_is_replaced_and_its_late_tokens_are_fenced(syste
     system.until(
         lambda: system.seat(system.workers[0])["state"] == "ready", timeout_s=240, what="the worker to be back"
     )
+
+
+def test_worker_whose_network_ends_with_its_names_is_replaced_and_comes_back(system: System, proxy: Proxy) -> None:
+    """Its connection is closed, and the server's name leads nowhere any more: it tries until it does."""
+    name = system.directory / "nats.example"
+    spec = spec_of(system, rollout={"stub": {"step_s": 0.08, "length": 60}})
+    job = system.submit(spec)
+    system.wait_streaming(job, responses=4, worker=system.workers[0])
+    name.unlink()
+    proxy.drop()
+    try:
+        system.until(lambda: orphaned(system, job, "dead"), timeout_s=240, what="its responses to be taken away")
+    finally:
+        name.touch()
+    system.finish(job, spec)
+    system.until(
+        lambda: system.seat(system.workers[0])["state"] == "ready", timeout_s=240, what="the worker to be back"
+    )
+    assert system.workers[0].running
 
 
 def test_worker_that_swallows_a_request_while_it_beats(system: System) -> None:

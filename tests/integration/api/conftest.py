@@ -22,6 +22,7 @@ from rlharvest.health import Health
 from rlharvest.testing.servers import free_port
 from rlharvest_coordinator import migrations, sql
 from rlharvest_coordinator.api.app import create_app
+from rlharvest_coordinator.api.server import config
 from rlharvest_coordinator.live import LiveJob, LiveWorker
 from rlharvest_coordinator.settings import CoordinatorSettings
 from rlharvest_coordinator.sql import Sessions
@@ -144,7 +145,7 @@ class Served:
         stopping = asyncio.Event()
         self._stopping = stopping
         app = create_app(settings, self.sessions, self._live, Health(), stopping=stopping)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))
+        server = uvicorn.Server(config(app, timeout_graceful_shutdown=2))
         with socket.socket() as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(("127.0.0.1", self.port))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 from rlharvest.credentials import Tokens
 from rlharvest.errors import InvalidField
 from rlharvest_coordinator.api import guard
@@ -131,6 +132,23 @@ async def test_an_unforeseen_fault_says_nothing_of_the_inside(
     reply = await client.get("/v1/workers")
     assert (reply.status_code, _envelope(reply)["code"]) == (500, "internal")
     assert "NoneType" not in reply.text
+
+
+async def test_a_client_that_goes_away_is_no_fault_of_the_server(make_app: MakeApp) -> None:
+    headers = [(b"host", b"127.0.0.1"), (b"content-length", b"100")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": headers}
+    sent = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    with structlog.testing.capture_logs() as logged:
+        await make_app()(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert "request.failed" not in {line["event"] for line in logged}
 
 
 def test_an_address_for_others_needs_a_token(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -72,6 +74,56 @@ async def test_a_number_of_thousands_of_digits_is_refused(client: httpx.AsyncCli
         body = b'{"model": ' + b"9" * 5000 + b"}"
         reply = await client.post("/v1/jobs", content=body, headers={"Content-Type": kind})
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_value")
+
+
+def exchange(served: Served, *parts: bytes) -> tuple[bytes, dict[str, Any]]:
+    """Send bytes in pieces; return the status line and the error of the answer, read to its end."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            connection.sendall(part)
+        answer = b""
+        while data := connection.recv(65536):
+            answer += data
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.split(b"\r\n")[0], json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("size", [1 << 16, 1 << 23])
+def test_a_head_over_the_limit_is_answered_by_name_however_it_arrives(served: Served, size: int) -> None:
+    """In the target or a header, at once or in pieces, read by the server in time or closed upon: never a bare reset."""
+    close = b"Host: 127.0.0.1\r\nConnection: close\r\n"
+    long = b"x" * size
+    for head in (
+        b"GET /v1/jobs?after=" + long + b" HTTP/1.1\r\n" + close + b"\r\n",
+        b"GET /v1/jobs HTTP/1.1\r\n" + close + b"Cookie: " + long + b"\r\n\r\n",
+    ):
+        for parts in ((head,), (head[:1000], head[1000:-2], head[-2:])):
+            first, error = exchange(served, *parts)
+            assert first.startswith(b"HTTP/1.1 431 ")
+            assert (error["code"], error["type"]) == ("head_too_large", "invalid_request_error")
+            assert str(1 << 16) in error["message"]
+            assert "body" in error["message"], "the fix"
+    assert httpx.get(f"{served.url}/v1/jobs").status_code == 200
+
+
+async def test_a_head_that_comes_whole_has_the_same_limit(client: httpx.AsyncClient) -> None:
+    for size, status in ((60_000, 200), (1 << 16, 431)):
+        assert (await client.get("/v1/jobs", headers={"X-Long": "x" * size})).status_code == status
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"no request at all\r\n\r\n",
+        b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_as_everything_else(served: Served, request_: bytes) -> None:
+    first, error = exchange(served, request_)
+    assert first.startswith(b"HTTP/1.1 400 ")
+    assert (error["code"], error["type"]) == ("bad_request", "invalid_request_error")
 
 
 def open_stream(served: Served, job: str, *, last: bool = False) -> socket.socket:

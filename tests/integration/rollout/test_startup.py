@@ -1,4 +1,4 @@
-"""A worker process in its first seconds."""
+"""A process in its first seconds: a worker, and a coordinator, whose imports take as long."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlharvest.testing.servers import free_port
 SIGTERM_BIT = 1 << 14
 
 
-def started() -> subprocess.Popen[bytes]:
-    """Start a worker that no service answers; return when it handles SIGTERM."""
+def started(service: str) -> subprocess.Popen[bytes]:
+    """Start a process that no service answers; return when it handles SIGTERM."""
     process = subprocess.Popen(
         [
             *("env", f"RLHARVEST_NATS_URL=nats://127.0.0.1:{free_port()}", "RLHARVEST_ENGINES=torch"),
-            *(sys.executable, "-c", "from rlharvest_rollout.main import main; main()", "serve"),
+            *(sys.executable, "-c", f"from rlharvest_{service}.main import main; main()", "serve"),
         ],
         stderr=subprocess.PIPE,
     )
@@ -31,9 +31,11 @@ def started() -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.4, 1.5])
-def test_sigterm_while_it_imports_exits_with_0_at_once(after_s: float) -> None:
-    process = started()
+@pytest.mark.parametrize(
+    ("service", "after_s"), [("rollout", 0.0), ("rollout", 0.4), ("rollout", 1.5), ("coordinator", 0.4)]
+)
+def test_sigterm_while_it_imports_exits_with_0_at_once(service: str, after_s: float) -> None:
+    process = started(service)
     time.sleep(after_s)
     process.terminate()
     since = time.monotonic()

@@ -94,6 +94,21 @@ async def test_sigkill_loses_only_what_was_not_flushed(world):
     assert min(before) > 0
 
 
+async def test_responses_of_64k_tokens_are_split_and_disturb_no_other(world):
+    """What two of them wait with at once exceeds NATS's largest message, which would end the connection."""
+    name, process = await world.join(stub={"tokens_per_s": 50_000}, flush_s=4.0, flush_tokens=1 << 20)
+    c = world.coordinator
+    budgets = {handle: 1 << 16 if handle < 2 else 64 for handle in range(16)}
+    await c.assign(name, [c.assignment(handle, budget=budget) for handle, budget in budgets.items()])
+    await c.until(c.finished(16), "all finished")
+    options = OPTIONS.model_copy(update={"tokens_per_s": 50_000})
+    for handle, response in c.ledger.items():
+        assert_uninterrupted(response, options)
+        assert len(response.tokens.ids) == budgets[handle]
+    assert c.counts["gap"] == c.counts["fenced"] == c.counts["trimmed"] == 0
+    assert "nats." not in process.log.read_text(), "the connection went on"
+
+
 async def test_a_prefix_is_fetched_when_the_assignment_names_it_only(world):
     first, process = await world.join()
     c = world.coordinator

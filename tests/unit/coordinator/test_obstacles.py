@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sqlite3
 import ssl
 
 import pytest
+from nats.errors import TimeoutError as NatsTimeout
 from nats.js.errors import APIError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
@@ -48,12 +50,37 @@ def test_faults_of_the_database(fault: Exception, reason: str) -> None:
         (IntegrityError("INSERT", {}, PostgresFault("could not extend file")), True),
         (IntegrityError("INSERT", {}, Exception("duplicate key")), False),
         (ProgrammingError("SELECT", {}, Exception("no such column")), False),
-        (OSError("no such file"), False),
+        (OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] Connect call failed"), True),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), True),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), False),
     ],
 )
 def test_what_the_database_is_asked_wrongly_is_no_fault_of_its_own(fault: Exception, its_own: bool) -> None:
     """A database that starts, stops or cannot be reached has 503 for an answer, a statement that is wrong 500."""
     assert obstacles.database_hinders(fault) is its_own
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (PoolTimeout("all connections wait"), "The database does not answer"),
+        (
+            OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full")),
+            "The disk of the database",
+        ),
+        (TimeoutError(), "The database does not answer"),
+        (NatsTimeout(), "NATS"),
+        (APIError(code=503, err_code=10077, description="maximum bytes exceeded"), "NATS"),
+        (RedisConnectionError("refused"), "Valkey"),
+        (KeyError("x"), None),
+        (ProgrammingError("SELECT", {}, Exception("no such column")), None),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), None),
+    ],
+)
+def test_a_caller_is_told_what_does_not_answer(fault: Exception, says: str | None) -> None:
+    """What may be over at the next try is named; a fault of ours never passes for one."""
+    told = obstacles.unavailable(fault)
+    assert (told is None) if says is None else (told is not None and says in told and "try again" in told)
 
 
 @pytest.mark.parametrize(

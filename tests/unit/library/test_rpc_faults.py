@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+import structlog
 from rlharvest import rpc_faults
 from rlharvest.errors import (
     Conflict,
@@ -51,7 +55,7 @@ async def ask() -> AsyncIterator[Ask]:
     async def call(error: Exception, path: str, data: bytes) -> tuple[Code, str, int]:
         named: list[tuple[str, Any]] = [(rpc_faults.ERROR_KEY, rpc_faults.DISK_FULL)]
         fleet = Broken(error)
-        server = Server(transient=(ZeroDivisionError,))
+        server = Server(lambda error: "try again" if isinstance(error, ZeroDivisionError) else None)
         server.add("rlharvest.v1.Fleet", fleet_pb2_grpc.add_FleetServicer_to_server, fleet)
         await server.start("127.0.0.1:0")
         servers.append(server)
@@ -112,6 +116,38 @@ async def test_every_client_can_read_the_details(ask: Ask, text: str) -> None:
     assert code is Code.NOT_FOUND
     assert details
     assert len(details.encode()) <= rpc_faults.MAX_DETAILS
+
+
+async def test_an_answer_that_nobody_waits_for_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller's deadline passes while the server is busy: what it was about to refuse is forgotten, not logged."""
+    answered = asyncio.Event()
+
+    class Busy(fleet_pb2_grpc.FleetServicer):
+        async def Register(
+            self, request: fleet_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> fleet_pb2.RegisterReply:
+            time.sleep(0.2)  # noqa: ASYNC251 - it is busy
+            answered.set()
+            await context.abort(Code.ABORTED, "it is over")
+            raise AssertionError("abort raises")
+
+    server = Server()
+    server.add("rlharvest.v1.Fleet", fleet_pb2_grpc.add_FleetServicer_to_server, Busy())
+    await server.start("127.0.0.1:0")
+    with structlog.testing.capture_logs() as logged:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            method: Any = channel.unary_unary(REGISTER)
+            for _ in range(5):
+                answered.clear()
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await method(b"", timeout=0.1)
+                assert caught.value.code() is Code.DEADLINE_EXCEEDED
+                # A busy machine may find the deadline passed before the call came in.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(answered.wait(), 1)
+        await server.close(5)
+    assert logged == []
+    assert caplog.records == []
 
 
 async def test_a_method_that_is_not_there_is_unimplemented(ask: Ask) -> None:

@@ -1,7 +1,7 @@
 """Room on disks: how much there is, and how the operating system says that there is none.
 
 Whoever is about to write much asks first (`require`), so that a disk is found full before it is; what fills it in
-between is found by the write itself (`full`).
+between is found by the write itself (`naming`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlharvest.errors import DiskFull
@@ -18,6 +19,8 @@ Free = Callable[[Path], int]
 """Bytes that may be written below a path."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_FIX = "Free some, or give it a larger disk."
 
 
 def free_bytes(path: Path) -> int:
@@ -47,5 +50,22 @@ def require(path: Path, needed: int, *, reserve: int, free: Free = free_bytes) -
     if left < needed + reserve:
         raise DiskFull(
             f"no space left for {path}: {left} bytes are free, {needed} are needed and {reserve} must stay free "
-            "(RLHARVEST_MIN_FREE_BYTES). Free some, or give it a larger disk."
+            f"(RLHARVEST_MIN_FREE_BYTES). {_FIX}"
         )
+
+
+@contextmanager
+def naming(what: object, fix: str = _FIX, *, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn "no space left" into DiskFull that names what was being written, and the fix.
+
+    Args:
+        also: errors of libraries that write by themselves.
+    """
+    kinds: tuple[type[Exception], ...] = (OSError, *also)
+    try:
+        yield
+    except kinds as error:
+        if not full(error):
+            raise
+        problem = getattr(error, "strerror", None) or error
+        raise DiskFull(f"no space left for {what} ({problem}). {fix}") from error

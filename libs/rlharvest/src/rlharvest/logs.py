@@ -20,7 +20,10 @@ def configure(service: str, *, level: str = "info", style: Literal["auto", "cons
     ]
     renderer: Processor
     if console:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=24)
+        # Not the one that shows the values of variables, tokens among them, and takes seconds for it.
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), pad_event_to=24, exception_formatter=structlog.dev.plain_traceback
+        )
     else:
         shared.append(structlog.processors.format_exc_info)
         renderer = structlog.processors.JSONRenderer()

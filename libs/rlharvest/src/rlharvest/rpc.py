@@ -20,7 +20,7 @@ from rlharvest.access import Access, Verdict
 from rlharvest.credentials import Caller, bearer
 from rlharvest.errors import InvalidField, Unavailable
 from rlharvest.rpc_faults import NOT_LEADER as NOT_LEADER
-from rlharvest.rpc_faults import Faults
+from rlharvest.rpc_faults import Faults, Unavailability, foresees_nothing
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -44,20 +44,20 @@ class Server:
     """A grpc.aio server with health and reflection for the services added to it, which answers for every fault in them.
 
     Args:
-        transient: faults of libraries that may be over at the next try: the caller is told so.
+        unavailable: names faults of libraries that may be over at the next try: the caller is told so.
         access: whom it takes.
         tls: certificate that it shows; None: it speaks plain text.
     """
 
     def __init__(
         self,
-        transient: tuple[type[Exception], ...] = (),
+        unavailable: Unavailability = foresees_nothing,
         *,
         access: Access | None = None,
         tls: grpc.ServerCredentials | None = None,
     ) -> None:
         options = [*_OPTIONS, ("grpc.so_reuseport", 0)]
-        self.grpc = grpc.aio.server(options=options, interceptors=[Faults(transient), Gate(access or Access())])
+        self.grpc = grpc.aio.server(options=options, interceptors=[Faults(unavailable), Gate(access or Access())])
         self._tls = tls
         self.port = 0
         self._names: list[str] = []

@@ -2,8 +2,9 @@
 
 Invariants: bytes that are no message of the method are INVALID_ARGUMENT and never reach the servicer; an error of ours that
 a servicer lets through has the status of its kind; what is not foreseen is logged in full and answered with INTERNAL and
-nothing of its text; details fit into a trailer, whatever a message of an error quotes; a full disk is named in the
-trailing metadata, for gRPC uses its code itself for messages that are too large.
+nothing of its text; an answer that nobody waits for any more is no fault (grpc.aio.BaseError, which gRPC itself drops);
+details fit into a trailer, whatever a message of an error quotes; a full disk is named in the trailing metadata, for gRPC
+uses its code itself for messages that are too large.
 """
 
 from __future__ import annotations
@@ -41,12 +42,19 @@ DISK_FULL = "disk_full"
 """Trailing metadata of an answer that stands for DiskFull."""
 
 Details = tuple[grpc.StatusCode, str]
+Unavailability = Callable[[Exception], str | None]
+"""Returns what the caller is told of an error that may be over at the next try, None of any other."""
 Context = grpc.aio.ServicerContext[Any, Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]]
 
 
-def status(error: Exception, transient: tuple[type[Exception], ...] = ()) -> Details:
-    """Return the status that an error stands for; `transient` are faults of libraries that may be over at the next try."""
+def foresees_nothing(_error: Exception) -> None:
+    """Say of no error that it may be over at the next try."""
+    return None
+
+
+def status(error: Exception, unavailable: Unavailability = foresees_nothing) -> Details:
+    """Return the status that an error stands for."""
     match error:
         case NotLeader() | Fenced():
             return grpc.StatusCode.FAILED_PRECONDITION, NOT_LEADER
@@ -64,8 +72,8 @@ def status(error: Exception, transient: tuple[type[Exception], ...] = ()) -> Det
             return grpc.StatusCode.UNIMPLEMENTED, "this server does not have the method"
         case RlharvestError():
             return grpc.StatusCode.INTERNAL, shortened(str(error))
-    if isinstance(error, transient):
-        return grpc.StatusCode.UNAVAILABLE, "something that this service needs does not answer; try again"
+    if (problem := unavailable(error)) is not None:
+        return grpc.StatusCode.UNAVAILABLE, problem
     return grpc.StatusCode.INTERNAL, "the server failed; its log says more"
 
 
@@ -79,11 +87,11 @@ class Faults(grpc.aio.ServerInterceptor):
     """Reads the bytes of each request itself, and answers for whatever is raised behind it.
 
     Args:
-        transient: faults of libraries that may be over at the next try, e.g. of the database.
+        unavailable: names faults of libraries that may be over at the next try, e.g. of the database.
     """
 
-    def __init__(self, transient: tuple[type[Exception], ...] = ()) -> None:
-        self._transient = transient
+    def __init__(self, unavailable: Unavailability = foresees_nothing) -> None:
+        self._unavailable = unavailable
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -113,7 +121,7 @@ class Faults(grpc.aio.ServerInterceptor):
             request = await self._read(method, handler, data, context)
             try:
                 return await behaviour(request, context)
-            except grpc.aio.AbortError:
+            except grpc.aio.BaseError:
                 raise
             except Exception as error:  # noqa: BLE001 - the last one who can answer the caller
                 await self._refuse(method, error, context)
@@ -131,7 +139,7 @@ class Faults(grpc.aio.ServerInterceptor):
             try:
                 async for answer in behaviour(read(), context):
                     yield answer
-            except grpc.aio.AbortError:
+            except grpc.aio.BaseError:
                 raise
             except Exception as error:  # noqa: BLE001 - the last one who can answer the caller
                 await self._refuse(method, error, context)
@@ -148,7 +156,7 @@ class Faults(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, shortened(problem))
 
     async def _refuse(self, method: str, error: Exception, context: Context) -> None:
-        code, details = status(error, self._transient)
+        code, details = status(error, self._unavailable)
         if code is grpc.StatusCode.INTERNAL:
             log.error("rpc.failed", method=method, exc_info=error)
         elif code is grpc.StatusCode.UNAVAILABLE:

@@ -6,12 +6,10 @@ Nothing is lost while one lasts: whoever meets it tries again until it is over. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from socket import gaierror
-from ssl import SSLError
 
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from rlharvest.errors import InfrastructureError
 from sqlalchemy.exc import (
     DataError,
@@ -104,7 +102,21 @@ def database_hinders(error: Exception) -> bool:
     if isinstance(error, DBAPIError):
         asked = (IntegrityError, ProgrammingError, DataError, NotSupportedError, InternalError)
         return not isinstance(error, asked) or _database_full(error)
-    return isinstance(error, ConnectionError | gaierror | SSLError | TimeoutError | PoolTimeout)
+    # Those of sockets, names and certificates are of no file.
+    return isinstance(error, PoolTimeout) or (isinstance(error, OSError) and error.filename is None)
+
+
+def unavailable(error: Exception) -> str | None:
+    """Return what a caller is told of a fault that may be over at the next try, None of any other."""
+    if isinstance(error, NatsError):
+        problem = "NATS does not answer"
+    elif isinstance(error, RedisError):
+        problem = REASONS[of_store(error).reason]
+    elif database_hinders(error):
+        problem = REASONS[of_database(error).reason]
+    else:
+        return None
+    return f"{problem}. Nothing was lost: try again."
 
 
 def _database_full(error: Exception) -> bool:

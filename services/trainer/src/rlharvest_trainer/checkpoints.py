@@ -109,7 +109,7 @@ class Checkpoints:
         """
         final = self.path(state.step)
         draft = self.root / f".writing_{state.step}_{state.fence}"
-        with versions.naming_full_disk(draft):
+        with disk.naming(draft, also=(SafetensorError,)):
             with self._alone(state.fence):
                 self._sweep(state.fence)
             needed = versions.model_bytes(model) + sum(each.numel() * each.element_size() for each in tensors.values())
@@ -143,7 +143,7 @@ class Checkpoints:
         Raises:
             Fenced: a newer claim was here already.
         """
-        with versions.naming_full_disk(self.root), self._alone(fence):
+        with disk.naming(self.root), self._alone(fence):
             pass
 
     def newest(self, job: str) -> tuple[Path, State] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
-from rlharvest import confinement
+from rlharvest import confinement, disk
 from rlharvest.errors import CorruptData, InvalidField
 from rlharvest.jobs.model import JobSpec
 
@@ -133,7 +133,7 @@ def _confine(directory: Path, field: str, roots: Sequence[Path]) -> None:
 def _own_copy(source: Path, target: Path, roots: Sequence[Path]) -> Path:
     """Copy the tokenizer's files, which go into each version as they are: what a job's directory becomes later does not."""
     allowed = [*roots, Path(HF_HUB_CACHE)]
-    with versions.naming_full_disk(target):
+    with disk.naming(target):
         target.mkdir(parents=True, exist_ok=True)
         for name in versions.TOKENIZER_FILES:
             (target / name).unlink(missing_ok=True)

@@ -7,15 +7,13 @@ states of training are the same.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rlharvest import disk
 from rlharvest.credentials import Caller
-from rlharvest.errors import DiskFull, NotFound
+from rlharvest.errors import NotFound
 from rlharvest.weights.catalog import list_versions
 from rlharvest.weights.manifest import FileEntry, Manifest, describe
 from rlharvest.weights.publisher import Publisher
@@ -116,7 +114,7 @@ def write(model: CausalLM, directory: Path, *, tokenizer: Path, shard_bytes: int
     Raises:
         DiskFull: names the directory; what was written of it stays behind, incomplete.
     """
-    with naming_full_disk(directory):
+    with disk.naming(directory, also=(SafetensorError,)):
         if directory.exists():
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
@@ -140,14 +138,3 @@ def digest(job: str, step: int, files: list[FileEntry]) -> str:
 def model_bytes(model: CausalLM) -> int:
     """Return the bytes that a model's weights take on a disk, without the tokenizer and headers."""
     return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-
-
-@contextmanager
-def naming_full_disk(path: Path) -> Iterator[None]:
-    """Turn "no space left" in any of its forms into DiskFull that names the path."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if not disk.full(error):
-            raise
-        raise DiskFull(f"no space left for {path} ({error}). Free some, or give it a larger disk.") from error

@@ -158,7 +158,7 @@ class BlobStore:
             raise DiskFull(
                 f"no space left on the weight service's disk: {max(room, 0)} bytes are free for blobs besides the "
                 f"{self._min_free_bytes} that must stay free (RLHARVEST_MIN_FREE_BYTES), {max(needed, 1)} are needed. "
-                "Delete old versions, or give it more."
+                f"{durable.FIX}"
             )
 
 
@@ -171,14 +171,14 @@ class Upload:
         self._digest = digest
         self._size = size
         self._hasher = blake3()
-        with durable.full_disk(f"blob {digest}"):
+        with disk.naming(f"blob {digest}", durable.FIX):
             self._file = path.open("wb", buffering=0)
         self.received = 0
 
     def write(self, data: bytes | bytearray) -> None:
         """Take the next bytes; raise DiskFull if there is no space for them."""
         self._hasher.update(data)
-        with durable.full_disk(f"blob {self._digest}"), memoryview(data) as view:
+        with disk.naming(f"blob {self._digest}", durable.FIX), memoryview(data) as view:
             done = 0
             while done < len(view):
                 done += self._file.write(view[done:])
@@ -198,7 +198,7 @@ class Upload:
         if found != self._digest:
             raise CorruptData(f"blob {self._digest}: the bytes that came have the blake3 {found}")
         target = self._store.path(self._digest)
-        with durable.full_disk(f"blob {self._digest}"):
+        with disk.naming(f"blob {self._digest}", durable.FIX):
             os.fsync(self._file.fileno())
             self._file.close()
             if not target.parent.exists():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rlharvest import disk
-from rlharvest.errors import DiskFull
+
+FIX = "Delete old versions, or give the weight service a larger disk."
+"""What to do about its full disk."""
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -20,7 +20,7 @@ def write(path: Path, data: bytes) -> None:
         DiskFull: there is no space; the old content is intact.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with full_disk(path.name):
+    with disk.naming(path, FIX):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
@@ -41,17 +41,3 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def full_disk(what: str) -> Iterator[None]:
-    """Turn the operating system's "no space" into DiskFull, which names `what`."""
-    try:
-        yield
-    except OSError as error:
-        if disk.full(error):
-            raise DiskFull(
-                f"no space left on the weight service's disk for {what} ({error.strerror}). Delete old versions, or "
-                "give it more."
-            ) from error
-        raise

@@ -6,6 +6,9 @@ at the server's address.
 
 from __future__ import annotations
 
-from rlharvest.cli.app import main
 
-__all__ = ["main"]
+def main() -> None:
+    """Entry point of the `rlharvest` command."""
+    from rlharvest.cli.app import main as run  # who wants the exit codes alone imports no more
+
+    run()

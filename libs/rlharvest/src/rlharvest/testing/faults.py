@@ -11,6 +11,7 @@ name, and then runs the service's own console script. RLHARVEST_TESTING_FAULTS h
 `kill` and `stop` send SIGKILL and SIGSTOP to the process itself; `skip` leaves one call out, which then returns None;
 `set` replaces a number of a module. `@3` is the third pass. `a > b` is the first pass of b that begins after a was
 entered. RLHARVEST_TESTING_CLOCK names a file with the seconds by which this process's clocks are off (`set_clock`).
+RLHARVEST_TESTING_HOST names a host that has the address 127.0.0.1 for as long as there is a file of that path.
 
 Invariants: a trap springs once; where none springs, the service runs as without this module; a trap that names nothing
 is an error at the start.
@@ -25,6 +26,7 @@ import inspect
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -39,6 +41,7 @@ from rlharvest.testing.system import Service, System
 
 FAULTS = "RLHARVEST_TESTING_FAULTS"
 CLOCK = "RLHARVEST_TESTING_CLOCK"
+HOST = "RLHARVEST_TESTING_HOST"
 
 Action = Literal["kill", "stop", "skip"]
 When = Literal["before", "after"]
@@ -216,6 +219,22 @@ def _shift_clocks(path: Path) -> None:
     SystemClock.monotonic = lambda self: monotonic(self) + offsets()[2]  # type: ignore[method-assign]  # that is the fault
 
 
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def _name_this_machine(path: Path) -> None:
+    resolve = socket.getaddrinfo
+
+    def found(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if host != path.name:
+            return resolve(host, *args, **kwargs)
+        if not path.exists():
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve("127.0.0.1", *args, **kwargs)
+
+    socket.getaddrinfo = found
+
+
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +262,8 @@ def main() -> None:
     install(os.environ.get(FAULTS, ""))
     if clock := os.environ.get(CLOCK):
         _shift_clocks(Path(clock))
+    if host := os.environ.get(HOST):
+        _name_this_machine(Path(host))
     (script,) = importlib.metadata.entry_points(group="console_scripts", name=program)
     sys.argv = [program, *arguments]
     script.load()()

@@ -72,7 +72,11 @@ class Proxy:
         """Forward again, beginning with what was on its way."""
         self._call(self._open.set)
 
-    def _call(self, what: Callable[[], None]) -> None:
+    def drop(self) -> None:
+        """Close every connection there is; new ones are forwarded."""
+        self._call(lambda: [task.cancel() for task in self._connections])
+
+    def _call(self, what: Callable[[], object]) -> None:
         assert self._loop is not None, "the proxy was not started"
         self._loop.call_soon_threadsafe(what)
 

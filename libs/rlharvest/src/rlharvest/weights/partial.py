@@ -8,13 +8,12 @@ process.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import threading
 from pathlib import Path
 
-from rlharvest.errors import DiskFull
+from rlharvest import disk
 from rlharvest.weights.manifest import FileEntry, part_hash, part_range
 
 
@@ -44,14 +43,11 @@ class PartialFile:
             os.ftruncate(self._marks, len(self.entry.parts))
             if size:
                 try:
-                    os.posix_fallocate(self._data, 0, size)
-                except OSError as error:
+                    with disk.naming(f"{self.entry.name} ({size} bytes) in {self.path.parent}"):
+                        os.posix_fallocate(self._data, 0, size)
+                except BaseException:
                     self.close()
                     self.discard()
-                    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                        raise DiskFull(
-                            f"no space for {self.entry.name} ({size} bytes) in {self.path.parent}"
-                        ) from error
                     raise
         if size:
             self._map = mmap.mmap(self._data, size)

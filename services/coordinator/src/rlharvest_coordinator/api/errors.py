@@ -24,7 +24,7 @@ from rlharvest.errors import (
     RlharvestError,
 )
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from rlharvest_coordinator import sql
 from rlharvest_coordinator.api.strict import StrictJSON
@@ -101,6 +101,9 @@ def install(app: FastAPI) -> None:
         detail = error.detail if error.detail != phrase else f"{phrase}: {_request.method} {_request.url.path}"
         return envelope(error.status_code, code, detail, headers=dict(error.headers or {}))
 
+    async def gone(_request: Request, _error: Exception) -> StrictJSON:
+        return envelope(400, "bad_request", "the client went away before the end of the body")
+
     async def database(request: Request, error: Exception) -> StrictJSON:
         if not database_hinders(error):
             return await unforeseen(request, error)
@@ -116,6 +119,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RlharvestError, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientDisconnect, gone)
     for kind in sql.FAULTS:
         app.add_exception_handler(kind, database)
     app.add_exception_handler(Exception, unforeseen)

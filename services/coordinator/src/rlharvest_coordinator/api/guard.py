@@ -21,9 +21,12 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlharvest_coordinator.api.errors import envelope
+from rlharvest_coordinator.api.strict import StrictJSON
 from rlharvest_coordinator.settings import CoordinatorSettings
 
 COOKIE = "rlharvest_session"
+HEAD_BYTES = 1 << 16
+"""Of a request's first line and headers."""
 MAX_BODY_BYTES = 1 << 20
 _FREE = ("/livez", "/readyz", "/login")
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -60,7 +63,10 @@ class Guard:
         headers = Headers(scope=scope)
         path = _path(scope)
         refusal = (
-            self._foreign(scope["method"], headers) or self._unknown(scope, path, headers) or _unstorable(scope, path)
+            _oversized(scope)
+            or self._foreign(scope["method"], headers)
+            or self._unknown(scope, path, headers)
+            or _unstorable(scope, path)
         )
         length = headers.get("content-length", "0")
         if refusal is None and length.isdecimal() and int(length) > self.max_body_bytes:
@@ -125,6 +131,21 @@ class Guard:
 
 class _TooLarge(Exception):
     """The body is larger than it may be."""
+
+
+def head_too_large() -> StrictJSON:
+    """Return the answer to a request whose head exceeds HEAD_BYTES."""
+    message = (
+        f"the request's first line and headers are larger than {HEAD_BYTES} bytes; "
+        "send what is long in the body, and leave out cookies and headers that are not needed"
+    )
+    return envelope(431, "head_too_large", message)
+
+
+def _oversized(scope: Scope) -> ASGIApp | None:
+    first = len(scope["method"]) + len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+    rest = sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
+    return head_too_large() if first + rest > HEAD_BYTES else None
 
 
 def _path(scope: Scope) -> str:

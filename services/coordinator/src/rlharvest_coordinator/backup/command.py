@@ -20,23 +20,8 @@ from rlharvest_coordinator.settings import CoordinatorSettings
 PIPE = "-"
 
 
-def declare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add both commands to the command line."""
-    backup = commands.add_parser("backup", help="write SQL, checkpoints and numbers of versions into one tar file")
-    backup.add_argument("file", help="tar file to make; - is standard output")
-    restore = commands.add_parser("restore", help="bring a backup back into an empty system that does not run")
-    restore.add_argument("file", help="tar file of `backup`; - is standard input")
-    for command in (backup, restore):
-        command.add_argument(
-            "--weights",
-            type=Path,
-            required=True,
-            help="the weight service's directory (its RLHARVEST_DATA_DIR/weights)",
-        )
-
-
 def run(arguments: argparse.Namespace, settings: CoordinatorSettings) -> int:
-    """Run one of them; return the exit status."""
+    """Run the command that the command line (rlharvest_coordinator.cli) names; return the exit status."""
     logs.configure("coordinator", level=settings.log_level, style=settings.log_format)
     places = Places(
         sql_url=settings.database,

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 from rlharvest import disk
-from rlharvest.errors import CorruptData, DiskFull, NotFound
+from rlharvest.errors import CorruptData, NotFound
 
 Ids = npt.NDArray[np.uint32]
 
@@ -105,7 +105,7 @@ class Writer:
         self._offsets: dict[str, list[int]] = {column: [0] for column in _COLUMNS}
 
     def __enter__(self) -> Writer:
-        with _disk(self._final):
+        with self._naming():
             self._partial.parent.mkdir(parents=True, exist_ok=True)
             _sweep(self._partial.parent)
             self._partial.mkdir()
@@ -118,9 +118,8 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with _disk(
-                self._final
-            ):  # closing writes what is buffered, and would hide why it could not be written before
+            # Closing writes what is buffered, and would hide why it could not be written before.
+            with self._naming():
                 self._files.close()
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
@@ -129,14 +128,14 @@ class Writer:
         """Append a row."""
         row = json.dumps({"prompt": prompt, "columns": columns}, ensure_ascii=False, separators=(",", ":"))
         values = {"ids": np.asarray(ids, dtype="<u4").tobytes(), "texts": text.encode(), "rows": row.encode()}
-        with _disk(self._final):
+        with self._naming():
             for column, data in values.items():
                 self._columns[column].write(data)
                 self._offsets[column].append(self._offsets[column][-1] + len(data))
 
     def finish(self, report: dict[str, Any]) -> Path:
         """Sync everything and give the directory its name; where another writer was faster, its directory stays."""
-        with _disk(self._final):
+        with self._naming():
             for column, file in self._columns.items():
                 file.flush()
                 os.fsync(file.fileno())
@@ -151,21 +150,8 @@ class Writer:
             _sync_directory(self._final.parent)
         return self._final
 
-
-class _disk:
-    """Turns a full disk into the error that says so."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError) and disk.full(error):
-            raise DiskFull(f"no space left to write {self._path}; free some, or move RLHARVEST_DATA_DIR") from error
+    def _naming(self) -> AbstractContextManager[None]:
+        return disk.naming(self._final, "Free some, or move RLHARVEST_DATA_DIR.")
 
 
 def _write(path: Path, data: bytes) -> None:
