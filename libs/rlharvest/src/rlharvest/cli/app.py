@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rlharvest.cli import exits, jobs, local
+from rlharvest.cli import exits, jobs, local, plan, simulate
 from rlharvest.errors import RlharvestError
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 app.add_typer(local.app)
 app.add_typer(jobs.app)
+app.add_typer(plan.app)
+app.add_typer(simulate.app)
 
 
 @app.command()

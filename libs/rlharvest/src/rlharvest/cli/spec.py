@@ -24,29 +24,40 @@ def load(path: Path, settings: list[str] | None = None, *, absolute: bool = True
     Raises:
         InvalidField: the file, or a setting, cannot be used.
     """
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InvalidField("job file", str(path), "is larger than 4 MiB", "Give a YAML or JSON file with one job.")
-        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InvalidField("job file", str(path), str(error.strerror), "Name a YAML or JSON file.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidField("job file", str(path), "is not UTF-8 text", "Save it as UTF-8.") from error
-    except yaml.YAMLError as error:
-        raise InvalidField("job file", str(path), f"is not YAML: {_where(error)}", "Fix that place.") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number of too many digits, a date that is none; brackets without end
-        raise InvalidField("job file", str(path), f"is not YAML: {error}", "Fix that place.") from error
-    if not isinstance(values, dict):
-        raise InvalidField(
-            "job file", str(path), "holds no mapping", "Write `model:`, `dataset:` and `rewards:` at the top level."
-        )
+    values = read(path, "job file", holds="one job", top="`model:`, `dataset:` and `rewards:`")
     for setting in settings or []:
         override(values, setting)
     values = aliases.apply(values)
     return from_directory(values, path.absolute().parent) if absolute else values
+
+
+def read(path: Path, what: str, *, holds: str, top: str) -> dict[str, Any]:
+    """Return the mapping in a YAML or JSON file.
+
+    Args:
+        what: names the file in errors. holds: what is in such a file. top: keys that people write at its top level.
+
+    Raises:
+        InvalidField: the file cannot be used.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InvalidField(what, str(path), "is larger than 4 MiB", f"Give a YAML or JSON file with {holds}.")
+        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InvalidField(what, str(path), str(error.strerror), "Name a YAML or JSON file.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidField(what, str(path), "is not UTF-8 text", "Save it as UTF-8.") from error
+    except yaml.YAMLError as error:
+        raise InvalidField(what, str(path), f"is not YAML: {_where(error)}", "Fix that place.") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of too many digits, a date that is none; brackets without end
+        raise InvalidField(what, str(path), f"is not YAML: {error}", "Fix that place.") from error
+    if not isinstance(values, dict):
+        raise InvalidField(what, str(path), "holds no mapping", f"Write {top} at the top level.")
+    return values
 
 
 def override(values: dict[str, Any], setting: str) -> None:

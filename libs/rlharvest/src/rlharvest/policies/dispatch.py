@@ -1,16 +1,24 @@
-"""Which pending response goes to which worker: join the shortest queue, by free slots.
+"""Which pending response goes to which worker: the one with the least load, or one with hardly more that has its prompt.
+
+Samples of one prompt share its prefill where they run on one worker (the deduplicated prefill of RLHFless, within an
+instance), so a response prefers a worker that has its prompt already: a home. A home may be ahead of the least loaded worker
+by `slack` and no more. So a group spreads as far as an even load needs, and gets another home only when those that it has
+are ahead by that much.
 
 Invariants (property-tested): no worker gets more than it has slots; none gets a response that needs a newer version than
 it serves; a suspected response goes only to a worker that holds nothing else, alone; responses that are served take no more
-than their share of a worker's slots; while a worker that may take it has a free slot, a response does not wait; the same
-input gives the same answer.
+than their share of a worker's slots; while a worker that may take it has a free slot, a response does not wait; nobody gets
+a response who is ahead of another one that may take it by more than the slack; the same input gives the same answer.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+SLACK = 0.25
+"""Share of its slots by which a home may be ahead, but at least one slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +51,8 @@ class Waiting:
     """Workers died on it: it runs alone."""
     served: bool = False
     """It answers a request of the gateway."""
+    prompt: int | None = None
+    """Equal for responses to one prompt; None: it shares a prompt with nobody."""
 
 
 def share(slots: int) -> int:
@@ -50,43 +60,101 @@ def share(slots: int) -> int:
     return max(1, slots // 2)
 
 
-def assign(waiting: Iterable[Waiting], workers: Sequence[Candidate]) -> list[tuple[int, str]]:
-    """Return (handle, worker) pairs, in the order of `waiting`."""
-    held = {worker.worker: worker.held for worker in workers}
-    served = {worker.worker: worker.served for worker in workers}
-    by_name = {worker.worker: worker for worker in workers}
-    # Least load first; the share of the slots, so that a large worker takes more.
-    queue = [(worker.held / worker.slots, worker.worker) for worker in workers if _open(worker, worker.held)]
-    heapq.heapify(queue)
-    alone: set[str] = set()
+def slack(slots: int) -> float:
+    """Return how far ahead a home of so many slots may be, as a share of them."""
+    return max(SLACK, 1 / slots)
+
+
+def assign(
+    waiting: Iterable[Waiting], workers: Sequence[Candidate], homes: Mapping[int, Collection[str]] | None = None
+) -> list[tuple[int, str]]:
+    """Return (handle, worker) pairs, in the order of `waiting`.
+
+    Args:
+        homes: workers that have a prompt prefilled; those that get one here are added.
+    """
+    known = dict(homes or {})
+    queue = _Queue(workers)
     pairs = []
     for response in waiting:
-        if not queue:
+        if queue.full:
             break
-        skipped = []
-        while queue:
-            load, name = heapq.heappop(queue)
-            worker = by_name[name]
-            fits = worker.step >= response.min_step and worker.version >= response.min_version
-            if fits and response.suspected and held[name]:
-                fits = False
-            if fits and response.served and served[name] >= share(worker.slots):
-                fits = False
-            if not fits:
-                skipped.append((load, name))
-                continue
-            held[name] += 1
-            served[name] += response.served
-            pairs.append((response.handle, name))
-            if response.suspected:
-                alone.add(name)
-            if name not in alone and held[name] < worker.slots:
-                skipped.append((held[name] / worker.slots, name))
-            break
-        for entry in skipped:
-            heapq.heappush(queue, entry)
+        there = known.get(response.prompt, ()) if response.prompt is not None else ()
+        if (name := queue.choose(response, there)) is None:
+            continue
+        queue.give(response, name)
+        pairs.append((response.handle, name))
+        if response.prompt is not None and name not in there:
+            known[response.prompt] = {*there, name}
     return pairs
 
 
-def _open(worker: Candidate, held: int) -> bool:
-    return not worker.quarantined and held < worker.slots
+class _Queue:
+    """The workers by their load: the share of the slots, so that a large worker takes more."""
+
+    def __init__(self, workers: Sequence[Candidate]) -> None:
+        self._workers = {worker.worker: worker for worker in workers if not worker.quarantined}
+        self._held = {name: worker.held for name, worker in self._workers.items()}
+        self._served = {name: worker.served for name, worker in self._workers.items()}
+        self._alone: set[str] = set()
+        self._heap = [(self._load(name), name) for name in self._workers if self._open(name)]
+        """Has every open worker with its present load, and maybe with earlier ones."""
+        heapq.heapify(self._heap)
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody can take anything, as far as is known."""
+        return not self._heap
+
+    def choose(self, response: Waiting, homes: Collection[str]) -> str | None:
+        """Return who shall get a response, or None if nobody may."""
+        if (least := self._least(response)) is None or least in homes:
+            return least
+        load = self._load(least)
+        near = [
+            (self._load(name), name)
+            for name in homes
+            if name in self._workers
+            and self._open(name)
+            and self._fits(response, name)
+            and self._load(name) <= load + slack(self._workers[name].slots)
+        ]
+        return min(near, default=(load, least))[1]
+
+    def give(self, response: Waiting, name: str) -> None:
+        """Count a response as one of a worker's."""
+        self._held[name] += 1
+        self._served[name] += response.served
+        if response.suspected:
+            self._alone.add(name)
+        if self._open(name):
+            heapq.heappush(self._heap, (self._load(name), name))
+
+    def _least(self, response: Waiting) -> str | None:
+        passed = []
+        found = None
+        while self._heap and found is None:
+            load, name = heapq.heappop(self._heap)
+            if load != self._load(name) or not self._open(name):
+                continue
+            passed.append((load, name))
+            if self._fits(response, name):
+                found = name
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def _load(self, name: str) -> float:
+        return self._held[name] / self._workers[name].slots
+
+    def _open(self, name: str) -> bool:
+        return name not in self._alone and self._held[name] < self._workers[name].slots
+
+    def _fits(self, response: Waiting, name: str) -> bool:
+        worker = self._workers[name]
+        return (
+            worker.step >= response.min_step
+            and worker.version >= response.min_version
+            and not (response.suspected and self._held[name])
+            and not (response.served and self._served[name] >= share(worker.slots))
+        )

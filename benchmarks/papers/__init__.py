@@ -1,0 +1,1 @@
+"""What the papers report, against what the simulator says."""
