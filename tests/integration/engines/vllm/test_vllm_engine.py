@@ -14,36 +14,22 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
-import transformers
-from rlharvest.engine import EngineBroken, Sampling
+from rlharvest.engine import EngineBroken, EngineConfig, Sampling
 from rlharvest.errors import CorruptData, DataError, InvalidField
 from rlharvest.spans import Finish
+from rlharvest.speculation.options import Speculation
 from rlharvest_rollout.engines.vllm import engine as module
 from safetensors.torch import load_file, save_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 
+CONFIG = EngineConfig(slots=16, context=256, speculation=Speculation(enabled="off"), options={})
 GREEDY = Sampling(temperature=0.0)
-
-
-def reference(directory: Path, prompt: list[int], ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """Return Hugging Face's log-probabilities after each token of a response, shape (tokens, vocab)."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt + ids])).logits[0].double() / temperature
-    return logits.log_softmax(-1)[len(prompt) - 1 : -1]
-
-
-def differences(directory: Path, request: Any, tokens: Any, temperature: float = 1.0) -> np.ndarray:
-    rows = reference(directory, request.prompt.tolist(), tokens.ids, temperature)
-    wanted = rows[torch.arange(len(tokens.ids)), torch.tensor(tokens.ids)]
-    return np.abs(np.asarray(wanted) - np.array(tokens.logprobs))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
 async def test_log_probabilities_match_hugging_face(
-    temperature: float, serve: Any, make_model: Any, make_request: Any
+    temperature: float, serve: Any, make_model: Any, make_request: Any, differences: Any
 ) -> None:
     driver = await serve(0)
     sampling = Sampling(temperature=temperature)
@@ -57,7 +43,9 @@ async def test_log_probabilities_match_hugging_face(
         assert len({tuple(tokens.ids) for tokens in driver.got.values()}) == 9
 
 
-async def test_a_greedy_continuation_is_the_uncut_response(serve: Any, make_model: Any, make_request: Any) -> None:
+async def test_a_greedy_continuation_is_the_uncut_response(
+    serve: Any, make_model: Any, make_request: Any, reference: Any
+) -> None:
     """100 random cuts; equal up to the first position where two tokens are equally likely but for rounding."""
     driver, rng = await serve(0), random.Random(0)
     driver.submit([make_request(handle, budget=60, sampling=GREEDY) for handle in range(5)])
@@ -84,7 +72,13 @@ async def test_a_greedy_continuation_is_the_uncut_response(serve: Any, make_mode
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
 async def test_a_version_is_switched_under_running_responses(
-    kv: str, engine: Any, serve: Any, make_model: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+    kv: str,
+    engine: Any,
+    serve: Any,
+    make_model: Any,
+    make_request: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    differences: Any,
 ) -> None:
     """None is lost, each token is of the version that it names, and new ones are those of a fresh engine."""
     driver = await serve(0)
@@ -112,7 +106,13 @@ async def test_a_version_is_switched_under_running_responses(
 
 
 async def test_a_failed_load_leaves_the_old_version_serving(
-    engine: Any, serve: Any, make_model: Any, make_request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Any,
+    serve: Any,
+    make_model: Any,
+    make_request: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    differences: Any,
 ) -> None:
     """Found before vLLM sees it, and found by vLLM in the middle of a load."""
     driver = await serve(0)
@@ -269,7 +269,7 @@ async def test_the_prompt_of_a_group_is_shared_and_never_across_versions(
 
 
 async def test_a_killed_process_is_started_again_and_its_responses_go_on(
-    served: Any, engine: Any, serve: Any, make_model: Any, make_request: Any
+    served: Any, engine: Any, serve: Any, make_model: Any, make_request: Any, reference: Any, differences: Any
 ) -> None:
     """Its other processes are gone, and a greedy response is the one that it would have been."""
     driver = await serve(0)

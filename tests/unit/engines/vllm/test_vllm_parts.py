@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from rlharvest.engine import EngineConfig, Request, Sampling
 from rlharvest.errors import CorruptData, InvalidField
 from rlharvest.spans import Finish
+from rlharvest.speculation.options import Speculation
 from rlharvest.terminal import terminal
 from rlharvest.testing.model import tiny_model
-from rlharvest_rollout.engines.vllm.arguments import Machine, engine_arguments, environment, numerics_key
+from rlharvest_rollout.engines.vllm.arguments import Machine, drafts, engine_arguments, environment, numerics_key
 from rlharvest_rollout.engines.vllm.guards import expand_batch_to_tokens
 from rlharvest_rollout.engines.vllm.requests import NotFinite, Response, check_fits, sampling_arguments, version_runs
-from rlharvest_rollout.engines.vllm.selftest import Greedy, surprise
+from rlharvest_rollout.engines.vllm.selftest import Greedy, excess, surprise
 from rlharvest_rollout.engines.vllm.weights import read_layout
 
 CONFIG = EngineConfig(slots=8, context=128, options={})
@@ -80,6 +81,9 @@ def test_vllm_stops_at_nothing_of_its_own_and_gets_no_seed() -> None:
     assert arguments["logit_bias"] == {98: -math.inf, 99: -math.inf}
     assert not {"seed", "stop"} & set(arguments)
     assert "logit_bias" not in sampling_arguments(Sampling(vocab=100), budget=4, vocab=100)
+    with_drafts = sampling_arguments(sampling, budget=4, vocab=100, drafts=True)
+    assert with_drafts["allowed_token_ids"] == list(range(98))
+    assert "logit_bias" not in with_drafts
 
 
 @pytest.mark.parametrize(
@@ -89,11 +93,12 @@ def test_vllm_stops_at_nothing_of_its_own_and_gets_no_seed() -> None:
         ({"budget": 127}, "the context is 128"),
         ({"prefix": np.array([50], np.uint32)}, "50 tokens"),
         ({"sampling": Sampling(stop=("x",))}, r"tokenizer\.json"),
+        ({"sampling": Sampling(min_p=0.1)}, r"speculation\.enabled: off"),
     ],
 )
 def test_a_request_that_does_not_fit_says_why(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidField, match=words):
-        check_fits(request(**changes), context=128, vocab=50, stop_text=None)
+        check_fits(request(**changes), context=128, vocab=50, stop_text=None, drafts=True)
 
 
 @settings(deadline=None)
@@ -159,6 +164,32 @@ def test_a_cpu_and_a_gpu_get_what_each_needs(monkeypatch: pytest.MonkeyPatch, tm
     assert "OMP_NUM_THREADS" not in environment(cpu)
     assert numerics_key(CONFIG, cpu, release="1") == "vllm/1/cpu-AVX2-threads2/float32/tp1/any-order"
     assert numerics_key(CONFIG, gpu, release="1") == "vllm/1/A-GPU/float32/tp2/any-order"
+
+
+def test_on_a_gpu_drafts_must_be_asked_for(tmp_path: Path) -> None:
+    cpu, gpu = Machine(device="cpu", slots=4), Machine(device="A GPU")
+
+    def config(enabled: Any, window: int = 200) -> EngineConfig:
+        return EngineConfig(
+            slots=8, context=128, speculation=Speculation(enabled=enabled, window_max=window), options={}
+        )
+
+    asked = [(machine, enabled) for machine in (cpu, gpu) for enabled in ("on", "auto", "off")]
+    assert [drafts(config(enabled), machine) for machine, enabled in asked] == [True, True, False, True, False, False]
+    assert "speculative_config" not in engine_arguments(config("off"), cpu, tmp_path, seed=1)
+    longest = engine_arguments(config("auto"), cpu, tmp_path, seed=1)["speculative_config"]
+    assert longest["num_speculative_tokens"] == 127
+    assert longest["num_speculative_tokens_per_batch_size"] == [(1, 4, 127)]
+    shorter = engine_arguments(config("on", 8), gpu, tmp_path, seed=1)["speculative_config"]
+    assert shorter["num_speculative_tokens"] == 8
+    assert "num_speculative_tokens_per_batch_size" not in shorter
+
+
+def test_events_that_come_true_too_often_are_in_excess() -> None:
+    chances = [0.5] * 100
+    assert excess([True, False] * 50, chances) == 0
+    assert excess([True] * 100, chances) == pytest.approx(10)
+    assert excess([False], [1e-9]) == pytest.approx(0, abs=1e-6)
 
 
 def test_versions_of_one_layout_fit_and_others_are_named(tmp_path: Path) -> None:

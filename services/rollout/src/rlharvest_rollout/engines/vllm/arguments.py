@@ -18,6 +18,10 @@ OWNER_VARIABLE = "RLHARVEST_ENGINE_OWNER"
 """Process id of the worker, for the processes of its engine; see `guards`."""
 
 GUARDS = "rlharvest_rollout.engines.vllm.guards.WorkerGuards"
+PROPOSER = "rlharvest_rollout.engines.vllm.drafts.HistoryProposer"
+_LONGEST_DRAFT = 127
+"""vLLM's sampler takes no longer ones."""
+
 _CPU_BLOCK = 32
 """Tokens of a block of keys and values; smaller ones share more of a prompt, 32 is the least the CPU kernels take."""
 
@@ -42,6 +46,15 @@ class Machine:
     def is_cpu(self) -> bool:
         """Whether there is no GPU."""
         return self.device == "cpu"
+
+
+def drafts(config: EngineConfig, machine: Machine) -> bool:
+    """Return whether vLLM is started so that it can verify drafts.
+
+    On a GPU that costs its asynchronous scheduling, which the switch of `auto` cannot measure against: only `on` does.
+    """
+    enabled = config.speculation.enabled
+    return enabled == "on" or (enabled == "auto" and machine.is_cpu)
 
 
 def engine_arguments(config: EngineConfig, machine: Machine, directory: Path, *, seed: int) -> dict[str, Any]:
@@ -76,6 +89,14 @@ def engine_arguments(config: EngineConfig, machine: Machine, directory: Path, *,
         }
     else:
         arguments |= {"gpu_memory_utilization": machine.gpu_memory, "enable_sleep_mode": True}
+    if drafts(config, machine):
+        longest = min(config.speculation.window_max, _LONGEST_DRAFT)
+        speculative: dict[str, Any] = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": longest}
+        if machine.is_cpu:
+            # A table, though of one row: without it a request that is cached but for one token is filled up with as
+            # many placeholders as a draft may have tokens, for CUDA graphs.
+            speculative["num_speculative_tokens_per_batch_size"] = [(1, arguments["max_num_seqs"], longest)]
+        arguments |= {"speculative_config": speculative, "per_request_spec_decode_metrics": "summary"}
     return arguments
 
 

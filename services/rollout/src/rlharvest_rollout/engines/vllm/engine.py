@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rlharvest.spans import Finish, Span
 
 from rlharvest_rollout.engines.outbox import Outbox
 from rlharvest_rollout.engines.stops import StopText, StopTexts
-from rlharvest_rollout.engines.vllm.arguments import Machine, numerics_key
+from rlharvest_rollout.engines.vllm.arguments import Machine, drafts, numerics_key
 from rlharvest_rollout.engines.vllm.process import EngineProcess, release, this_machine
 from rlharvest_rollout.engines.vllm.requests import (
     NotFinite,
@@ -50,6 +51,7 @@ class VllmEngine:
         kv_memory_bytes: int = 1 << 30,
         tensor_parallel: int = 1,
         gpu_memory: float = 0.9,
+        draft_memory_bytes: int = 1 << 28,
     ) -> None:
         """Set up without starting anything.
 
@@ -59,6 +61,7 @@ class VllmEngine:
             kv_memory_bytes: memory for keys and values, on a CPU.
             tensor_parallel: GPUs that one model is split over.
             gpu_memory: share of each GPU's memory that the engine takes.
+            draft_memory_bytes: bound of the memory for what drafts are made of.
         """
         self._machine: Machine = this_machine(
             threads=threads,
@@ -67,6 +70,7 @@ class VllmEngine:
             tensor_parallel=tensor_parallel,
             gpu_memory=gpu_memory,
         )
+        self._draft_memory_bytes = draft_memory_bytes
         self._config = EngineConfig(slots=slots, context=1, options={})
         self._news = asyncio.Event()
         self._outbox = Outbox(self._news.set)
@@ -83,6 +87,7 @@ class VllmEngine:
         self._paused = self._held = self._asleep = False
         """Asked to generate nothing; generating nothing; weights off the device."""
         self._generated = self._prefilled = self._saved = 0
+        self._drafts = self._drafted = self._accepted = 0
         self._closed = False
 
     @property
@@ -109,6 +114,7 @@ class VllmEngine:
             self._outbox.forget_all()
             self._config, self._paused = config, False
             self._generated = self._prefilled = self._saved = 0
+            self._drafts = self._drafted = self._accepted = 0
         if config.batch_invariant:
             log.warning("engine.not_invariant", numerics=self.numerics_key)
 
@@ -139,13 +145,13 @@ class VllmEngine:
         self._check()
         if self._version is None:
             raise Conflict("the engine has loaded no version yet")
-        text = self._stop_text
+        text, drafting = self._stop_text, drafts(self._config, self._machine)
         responses = []
         for request in requests:
-            check_fits(request, context=self._config.context, vocab=self._vocab, stop_text=text)
+            check_fits(request, context=self._config.context, vocab=self._vocab, stop_text=text, drafts=drafting)
             response = Response.of(request, text)
             if response.finish is Finish.NONE:
-                response.parameters = sampling_parameters(response, vocab=self._vocab)
+                response.parameters = sampling_parameters(response, vocab=self._vocab, drafts=drafting)
             responses.append(response)
         for response in responses:
             handle, attempt = response.key
@@ -212,6 +218,9 @@ class VllmEngine:
             generated_tokens=self._generated,
             prefill_tokens=self._prefilled,
             prefill_saved_tokens=self._saved,
+            drafts=self._drafts,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
         )
 
     async def close(self) -> None:
@@ -231,6 +240,9 @@ class VllmEngine:
                 process, directory, vocab=self._vocab, dtype=self._config.dtype, context=self._config.context
             )
             took = await test.run()
+            if drafts(self._config, self._machine):
+                took += await test.run_drafts()
+                await process.call("guard_drafts", asdict(self._config.speculation), self._draft_memory_bytes)
             await process.llm.update_weight_version(str(version))
         except BaseException:
             await process.close()
@@ -325,6 +337,10 @@ class VllmEngine:
             for start, end, version in version_runs(labels, taken, taken + len(tokens)):
                 self._outbox.put(tokens[start - taken : end - taken], version)
             taken += len(tokens)
+            if (counts := completion.spec_decode_metrics) is not None:  # with the last output
+                self._drafts += sum(counts.histogram)
+                self._drafted += counts.num_draft_tokens
+                self._accepted += sum(accepted * steps for accepted, steps in enumerate(counts.histogram))
             if output.finished and response.finish is Finish.NONE:
                 if self._responses.get(response.key) is not response:
                     return

@@ -11,10 +11,12 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from rlharvest.speculation.options import Speculation
 
 from rlharvest_rollout.engines.vllm.arguments import OWNER_VARIABLE
 
@@ -83,6 +85,24 @@ class WorkerGuards:
         """Return the largest `head_error` of the model."""
         with torch.inference_mode():
             return max((head_error(module) for module in heads(self.model_runner.get_model())), default=0.0)
+
+    def guard_drafts(self, options: dict[str, Any], memory_bytes: int) -> None:
+        """Begin to draft from history: fields of `Speculation`, and the bound of what is remembered."""
+        runner = self.model_runner
+        # Near the end of the context vLLM would verify drafts of zeros, for all that run: it thinks of draft models.
+        runner.effective_drafter_max_model_len += runner.num_spec_tokens
+        # With one thread all is computed on this one, whose processor time does not grow while other processes run.
+        alone = runner.device.type == "cpu" and torch.get_num_threads() == 1
+        runner.drafter.attach(
+            runner,
+            Speculation(**options),
+            memory_bytes=memory_bytes,
+            clock=time.thread_time if alone else time.perf_counter,
+        )
+
+    def guard_draft_always(self, tokens: list[int] | None) -> None:
+        """Draft these tokens after every step, until it is called with None."""
+        self.model_runner.drafter.always = tokens
 
 
 def watch(owner: int) -> None:

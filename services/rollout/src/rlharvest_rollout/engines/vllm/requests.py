@@ -11,15 +11,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from rlharvest.engine import Request, Sampling
 from rlharvest.errors import InvalidField, RlharvestError
 from rlharvest.spans import Finish
+from rlharvest.speculation.history import DraftSource, prompt_key
+from rlharvest.speculation.segment import Segment, pack
 from rlharvest.terminal import terminal
 
 from rlharvest_rollout.engines.outbox import Token
 from rlharvest_rollout.engines.stops import StopText
+from rlharvest_rollout.engines.vllm.drafts import HISTORY, PROMPT_TOKENS
 
 
 class NotFinite(RlharvestError):
@@ -101,12 +105,13 @@ class Response:
         return terminal(self.ids, eos_ids=sampling.eos_ids, budget=self.request.budget, stop=sampling.stop, text=text)
 
 
-def sampling_arguments(sampling: Sampling, *, budget: int, vocab: int) -> dict[str, Any]:
+def sampling_arguments(sampling: Sampling, *, budget: int, vocab: int, drafts: bool = False) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's SamplingParams, but for the kind of its output.
 
     Args:
         budget: most tokens from here on.
         vocab: rows of the model's head.
+        drafts: whether vLLM verifies drafts.
     """
     arguments: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -120,12 +125,33 @@ def sampling_arguments(sampling: Sampling, *, budget: int, vocab: int) -> dict[s
         "flat_logprobs": True,
         "detokenize": False,
     }
-    if 0 < sampling.vocab < vocab:
+    if 0 < sampling.vocab < vocab and drafts:  # with drafts vLLM takes no bias
+        arguments["allowed_token_ids"] = list(range(sampling.vocab))
+    elif 0 < sampling.vocab < vocab:
         arguments["logit_bias"] = dict.fromkeys(range(sampling.vocab, vocab), -math.inf)
     return arguments
 
 
-def check_fits(request: Request, *, context: int, vocab: int, stop_text: StopText | None) -> None:
+def draft_arguments(request: Request) -> dict[str, Any]:
+    """Return the extra arguments by which vLLM's worker knows the prompt and the history of a request."""
+    extra: dict[str, Any] = {PROMPT_TOKENS: len(request.prompt)}
+    if request.drafts is not None:
+        extra[HISTORY] = [_packed(request.drafts, request)]
+    return extra
+
+
+def _packed(source: DraftSource, request: Request) -> bytes:
+    """Return a history segment, made once for all siblings."""
+    found = _segments.get(source)
+    if found is None:
+        found = _segments[source] = pack(Segment(prompt=prompt_key(request.prompt), responses=source.responses))
+    return found
+
+
+_segments: WeakKeyDictionary[DraftSource, bytes] = WeakKeyDictionary()
+
+
+def check_fits(request: Request, *, context: int, vocab: int, stop_text: StopText | None, drafts: bool = False) -> None:
     """Check a request against the job's context and the model.
 
     Raises:
@@ -148,9 +174,14 @@ def check_fits(request: Request, *, context: int, vocab: int, stop_text: StopTex
             "sampling.stop", list(request.sampling.stop), "the model directory has no tokenizer.json",
             "Add it, or remove the stop strings.",
         )  # fmt: skip
+    if drafts and request.sampling.min_p > 0:
+        raise InvalidField(
+            "sampling.min_p", request.sampling.min_p, "vLLM does not know it where it verifies drafts",
+            "Set it to 0, or `rollout.speculation.enabled: off`, or `engine: torch`.",
+        )  # fmt: skip
 
 
-def sampling_parameters(response: Response, *, vocab: int) -> Any:
+def sampling_parameters(response: Response, *, vocab: int, drafts: bool = False) -> Any:
     """Return the vllm.SamplingParams of a response.
 
     Raises:
@@ -164,7 +195,9 @@ def sampling_parameters(response: Response, *, vocab: int) -> Any:
     left = response.request.budget - len(response.ids)
     try:
         return SamplingParams(
-            **sampling_arguments(sampling, budget=left, vocab=vocab), output_kind=RequestOutputKind.DELTA
+            **sampling_arguments(sampling, budget=left, vocab=vocab, drafts=drafts),
+            extra_args=draft_arguments(response.request) if drafts else None,
+            output_kind=RequestOutputKind.DELTA,
         )
     except VLLMValidationError as error:  # it allows temperatures up to 2, for one
         raise InvalidField("sampling", str(sampling), f"vLLM refuses it: {error}", "Use `engine: torch`.") from error

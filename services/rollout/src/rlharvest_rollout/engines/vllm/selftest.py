@@ -1,8 +1,8 @@
 """A few seconds at the start that find out whether this vLLM, on this machine, with this model, can be trusted.
 
 Not its version number: what fails in one release on one machine may work in the next, and the reverse. Checked are the
-things that went wrong before, in silence: weights after a reload, the packed copy of a tied head, continuations, and
-whether tokens come as often as their probabilities say.
+things that went wrong before, in silence: weights after a reload, the packed copy of a tied head, continuations,
+whether tokens come as often as their probabilities say, and whether verified drafts change either.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ _TOKENS = 8
 _DRAWS = 128
 _SHOWN = 16
 """Most likely tokens whose frequency is looked at one by one."""
+_DRAFT_TEMPERATURE = 0.7
+"""Neither 1, which a temperature that is lost becomes, nor 0."""
+_DRAFT_DRAWS = 32
+_DRAFT_CONTEXTS = 4
+"""First tokens after which the distribution of the second one is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,12 @@ def surprise(counts: Mapping[int, int], expected: Mapping[int, float], draws: in
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
+def excess(hits: Sequence[bool], chances: Sequence[float]) -> float:
+    """Return by how many standard deviations too many, or too few, events of given chances have come true."""
+    variance = sum(chance * (1 - chance) for chance in chances)
+    return (sum(hits) - sum(chances)) / math.sqrt(max(variance, 1.0))
+
+
 class SelfTest:
     """The test of one freshly started engine."""
 
@@ -93,6 +104,57 @@ class SelfTest:
         self._same(Greedy(before.ids[cut:], before.logprobs[cut:]), rest, "a continuation")
         await self._frequencies()
         return time.monotonic() - started
+
+    async def run_drafts(self) -> float:
+        """Test what verifies drafts, in an engine that can; return the seconds it took.
+
+        Raises:
+            InvalidField: it failed; names the release and what is wrong with it.
+        """
+        started = time.monotonic()
+        if self._length < 2:
+            return 0.0
+        likely = (await self._greedy(self._prompt, 2)).ids[1]
+        await self._process.call("guard_draft_always", [likely])
+        drafted = await self._draws(self._prompt, _DRAFT_DRAWS, 2)
+        await self._process.call("guard_draft_always", None)
+        pairs = [(first, second) for (first, _), (second, _) in drafted]
+        rows = {first: row for (first, _), (_, row) in drafted}
+        for first, _ in Counter(first for first, _ in pairs).most_common(_DRAFT_CONTEXTS):
+            ((_, wanted),) = (await self._draws([*self._prompt, first], 1, 1))[0]
+            both = rows[first].keys() & wanted.keys()
+            worst = max((abs(rows[first][token] - wanted[token]) for token in both), default=math.inf)
+            if not worst <= _LOGPROB_ERROR[self._dtype]:
+                raise self._failure(f"a verified draft changes log-probabilities by {worst:.2g}")
+        tops = [max(rows[first], key=lambda token: rows[first][token]) for first, _ in pairs]
+        found = excess(
+            [second == top for (_, second), top in zip(pairs, tops, strict=True)],
+            [math.exp(rows[first][top]) for (first, _), top in zip(pairs, tops, strict=True)],
+        )
+        if not abs(found) < 6:
+            raise self._failure(f"tokens behind drafts are {found:.0f} standard deviations off their probabilities")
+        return time.monotonic() - started
+
+    async def _draws(self, prompt: Sequence[int], n: int, length: int) -> list[list[tuple[int, dict[int, float]]]]:
+        """Return tokens, each with the log-probabilities of the likely ones, of `n` samples."""
+        samples = [
+            [
+                (int(token), {shown: entry.logprob for shown, entry in row.items()})
+                for token, row in zip(completion.token_ids, completion.logprobs, strict=True)
+            ]
+            async for output in self._generate(
+                prompt,
+                temperature=_DRAFT_TEMPERATURE,
+                max_tokens=length,
+                n=n,
+                logprobs=_SHOWN,
+                flat_logprobs=False,
+            )
+            for completion in output.outputs
+        ]
+        if len(samples) != n or any(len(sample) != length for sample in samples):
+            raise self._failure(f"{n} samples of {length} tokens were asked for, {len(samples)} came or some were cut")
+        return samples
 
     def _same(self, one: Greedy, other: Greedy, what: str) -> None:
         if not one.difference(other) <= _LOGPROB_ERROR[self._dtype]:
