@@ -1,12 +1,12 @@
 """Tokens per second with drafts from history over those without, in a real second epoch.
 
-    python -m benchmarks.histospec [--rounds 7] [--wall]
+    python -m benchmarks.histospec [--model demo|smollm2] [--rounds 7] [--wall] [--quick]
 
 A first epoch is sampled without drafts; policy-gradient steps on it move the policy; the second epoch goes through the same
 prompts with the first one's responses as history. Each figure is the ratio of two engines, drafts `auto` and `off`, both in
 the mode that is faster without drafts, which take turns on the same prompts. Beside it: the share of drafted tokens that was
-accepted, and the mean length of a draft. The policy is a small one (see policy.py) that learns until SKILLED of what is
-drafted is accepted, and an earlier state of it, of which little is.
+accepted, and the mean length of a draft. The demo's policy is a small one (policy) that learns until SKILLED of what is
+drafted is accepted, and an earlier state of it, of which little is; SmolLM2 is asked for sums as it is (sums).
 
 Time is that of the process on its processors: one thread computes and nothing waits, so on a quiet machine it is the time
 on the wall, and other processes change it little.
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,17 +30,16 @@ from rlharvest.engine import Sampling
 from rlharvest.speculation.history import DraftSource, PastResponse
 
 from benchmarks.command import run as command
-from benchmarks.histospec import policy
 from benchmarks.histospec.epoch import Epoch, Lane, Result
+from benchmarks.histospec.policy import Student, counting, moved
+from benchmarks.histospec.sums import sums
+from benchmarks.histospec.task import Task
 from benchmarks.report import Report
+from benchmarks.smollm2 import smollm2
 
 TEMPERATURES = (1.0, 0.6, 0.0)
-BATCHES = {1: 1, 4: 2, 32: 8}
-"""Prompts of a round for each size of batch."""
-ROUNDS = 7
-SAMPLES = 4
-WARM_UP = 360
-"""Steps that are not measured, about: in them the switch finds out what drafts are good for."""
+ROUNDS = {"demo": 7, "smollm2": 5}
+QUICK_BATCHES = (1, 4)
 
 EARLY, SKILLED = 0.2, 0.7
 """Acceptance from which a policy counts as one of little, and one of much skill."""
@@ -54,42 +54,78 @@ GAIN, LOSS = 1.4, 0.97
 Clock = Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What of it is measured."""
+
+    model: str
+    rounds: int
+    """Measurements of each figure."""
+    quick: bool
+    clock: Clock
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        return TEMPERATURES[:1] if self.quick else TEMPERATURES
+
+    def batches(self, task: Task) -> list[int]:
+        return [batch for batch in task.batches if not self.quick or batch in QUICK_BATCHES]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run; the exit status says whether every bar is met."""
     parser = argparse.ArgumentParser(description="Drafts from history against none.")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each figure")
+    parser.add_argument("--model", choices=tuple(ROUNDS), default="demo", help="whose responses (%(default)s)")
+    parser.add_argument("--rounds", type=int, help="measurements of each figure")
     parser.add_argument("--wall", action="store_true", help="measure time on the wall, on a machine that is quiet")
+    parser.add_argument("--quick", action="store_true", help="temperature 1 and small batches alone")
     asked = parser.parse_args(arguments)
-    clock = time.perf_counter if asked.wall else time.process_time
-    return command("histospec", functools.partial(_measure, rounds=asked.rounds, clock=clock), _bars)
+    scope = Scope(
+        model=asked.model,
+        rounds=asked.rounds or ROUNDS[asked.model],
+        quick=asked.quick,
+        clock=time.perf_counter if asked.wall else time.process_time,
+    )
+    names: dict[str, int] = {}
+    return command(
+        "histospec", functools.partial(_measure, scope=scope, names=names), functools.partial(_bars, names=names)
+    )
 
 
-def _measure(report: Report, directory: Path, *, rounds: int, clock: Clock) -> None:
+def _measure(report: Report, directory: Path, *, scope: Scope, names: dict[str, int]) -> None:
     torch.set_num_threads(1)
-    asyncio.run(_epochs(report, directory, rounds, clock))
+    asyncio.run(_epochs(report, directory, scope, names))
 
 
-async def _epochs(report: Report, directory: Path, rounds: int, clock: Clock) -> None:
-    prompts = max(_warm_up(batch) + rounds for batch in BATCHES) * max(BATCHES.values())
-    early, skilled = await _policies(directory, clock)
-    for first, label, temperatures in ((skilled, "", TEMPERATURES), (early, "early_", TEMPERATURES[:1])):
-        for temperature in temperatures:
-            past = await _first_epoch(first, temperature, range(prompts), clock)
-            second = policy.moved(first, directory / f"{label}second-{temperature}", _samples(past))
-            epoch = _epoch(temperature, seed=1, past=past)
-            for batch in BATCHES:
-                await _compare(report, f"{label}{_name(temperature, batch)}", second, epoch, batch, rounds, clock)
+async def _epochs(report: Report, directory: Path, scope: Scope, names: dict[str, int]) -> None:
+    """Measure everything; put the names of the figures, with their sizes of batch, into `names` first."""
+    model = smollm2() if scope.model == "smollm2" else None
+    task = sums(model) if model is not None else counting()
+    stages = [("", temperature) for temperature in scope.temperatures]
+    if scope.model == "demo" and not scope.quick:
+        stages.append(("early_", TEMPERATURES[0]))
+    names |= {f"{label}{_name(t, batch)}": batch for label, t in stages for batch in scope.batches(task)}
+    early, skilled = (model, model) if model is not None else await _policies(directory, task, scope.clock)
+    prompts = max((task.rounds_of_warm_up(batch) + scope.rounds) * task.batches[batch] for batch in scope.batches(task))
+    for label, temperature in stages:
+        first = early if label else skilled
+        past = await _first_epoch(first, task, temperature, range(prompts), scope.clock)
+        samples = _samples(task, past)[: task.trained]
+        second = moved(first, directory / f"{label}second-{temperature}", samples, rate=task.learning_rate)
+        epoch = _epoch(task, temperature, seed=1, past=past)
+        for batch in scope.batches(task):
+            await _compare(report, f"{label}{_name(temperature, batch)}", second, task, epoch, batch, scope)
 
 
-async def _policies(directory: Path, clock: Clock) -> tuple[Path, Path]:
+async def _policies(directory: Path, task: Task, clock: Clock) -> tuple[Path, Path]:
     """Train one policy; return an early state of it, and the one that is skilled enough."""
-    student, early = policy.Student(), None
+    student, early = Student(), None
     for _ in range(CHUNKS_MOST):
         student.learn(CHUNK)
         state = student.save(directory / f"first-{student.steps}")
-        past = await _first_epoch(state, 1.0, range(4), clock)
+        past = await _first_epoch(state, task, 1.0, range(4), clock)
         async with AsyncExitStack() as stack:
-            lane = await _lane(stack, _epoch(1.0, seed=1, past=past), clock).open(state, batch=16, drafts="on")
+            lane = await _lane(stack, _epoch(task, 1.0, seed=1, past=past), clock).open(state, batch=16, drafts="on")
             share = (await lane.generate(range(4))).acceptance
         say(f"{student.steps} steps: {share:.2f} of what is drafted is accepted")
         if early is None and share >= EARLY:
@@ -99,10 +135,10 @@ async def _policies(directory: Path, clock: Clock) -> tuple[Path, Path]:
     raise RuntimeError(f"after {student.steps} steps the policy is not skilled enough")
 
 
-async def _compare(report: Report, name: str, model: Path, epoch: Epoch, batch: int, rounds: int, clock: Clock) -> None:
+async def _compare(report: Report, name: str, model: Path, task: Task, epoch: Epoch, batch: int, scope: Scope) -> None:
     """Let engines with drafts and without take turns; report how much faster those with are."""
-    size, warm_up = BATCHES[batch], _warm_up(batch)
-    parts = [range(part * size, (part + 1) * size) for part in range(warm_up + rounds)]
+    size, warm_up, clock = task.batches[batch], task.rounds_of_warm_up(batch), scope.clock
+    parts = [range(part * size, (part + 1) * size) for part in range(warm_up + scope.rounds)]
     async with AsyncExitStack() as stack:
         modes = {}
         for invariant in (False, True):
@@ -128,13 +164,8 @@ async def _compare(report: Report, name: str, model: Path, epoch: Epoch, batch: 
     say(
         f"{name}: {report.figures[name].value or 0:.2f}x of {report.figures[f'{name}_off'].value or 0:.0f} tok/s "
         f"({'invariant' if invariant else 'fast'}), {report.figures[f'{name}_accepted'].value or 0:.2f} accepted of "
-        f"{report.figures[f'{name}_draft'].value or 0:.1f} a draft, reward {_reward(r for _, r in pairs):.2f}"
+        f"{report.figures[f'{name}_draft'].value or 0:.1f} a draft, reward {_reward(task, (r for _, r in pairs)):.2f}"
     )
-
-
-def _warm_up(batch: int) -> int:
-    """Return the rounds that are not measured."""
-    return -(-WARM_UP * batch // (BATCHES[batch] * SAMPLES * policy.LENGTH))
 
 
 def _lane(stack: AsyncExitStack, epoch: Epoch, clock: Clock) -> Lane:
@@ -143,49 +174,43 @@ def _lane(stack: AsyncExitStack, epoch: Epoch, clock: Clock) -> Lane:
     return lane
 
 
-def _epoch(temperature: float, *, seed: int, past: Result | None) -> Epoch:
+def _epoch(task: Task, temperature: float, *, seed: int, past: Result | None) -> Epoch:
     """Return an epoch over all prompts, with what is known of each."""
     history = {
         number: DraftSource(
             responses=tuple(
-                PastResponse(
-                    ids=np.array(ids, np.uint32), epoch=0, version=0, reward=policy.reward_of(_start(number), ids)
-                )
+                PastResponse(ids=np.array(ids, np.uint32), epoch=0, version=0, reward=task.reward(number, ids))
                 for ids in group
             )
         )
         for number, group in (past.responses if past is not None else {}).items()
     }
     return Epoch(
-        prompts={number: policy.prompt_of(_start(number)) for number in range(900)},
-        samples=SAMPLES,
-        budget=policy.LENGTH,
-        sampling=Sampling(temperature=temperature, eos_ids=frozenset({policy.EOS}), vocab=policy.EOS + 1),
+        prompts=task.prompts,
+        samples=task.samples,
+        budget=task.length,
+        sampling=Sampling(temperature=temperature, eos_ids=frozenset({task.eos}), vocab=task.vocab),
         seed=seed,
         history=history,
     )
 
 
-async def _first_epoch(model: Path, temperature: float, numbers: Iterable[int], clock: Clock) -> Result:
+async def _first_epoch(model: Path, task: Task, temperature: float, numbers: Iterable[int], clock: Clock) -> Result:
     async with AsyncExitStack() as stack:
-        lane = await _lane(stack, _epoch(temperature, seed=0, past=None), clock).open(model, batch=32, drafts="off")
-        return await lane.generate(numbers)
+        lane = _lane(stack, _epoch(task, temperature, seed=0, past=None), clock)
+        return await (await lane.open(model, batch=32, drafts="off")).generate(numbers)
 
 
-def _start(number: int) -> int:
-    return (31 * number + 7) % 900
-
-
-def _samples(result: Result) -> list[tuple[list[int], list[int], float]]:
+def _samples(task: Task, result: Result) -> list[tuple[list[int], list[int], float]]:
     return [
-        (policy.prompt_of(_start(number)), ids, policy.reward_of(_start(number), ids))
+        (task.prompts[number], ids, task.reward(number, ids))
         for number, group in result.responses.items()
         for ids in group
     ]
 
 
-def _reward(results: Iterable[Result]) -> float:
-    rewards = [reward for result in results for _, _, reward in _samples(result)]
+def _reward(task: Task, results: Iterable[Result]) -> float:
+    rewards = [reward for result in results for _, _, reward in _samples(task, result)]
     return sum(rewards) / len(rewards)
 
 
@@ -193,10 +218,8 @@ def _name(temperature: float, batch: int) -> str:
     return f"t{temperature:g}_batch{batch}".replace(".", "_")
 
 
-def _bars(report: Report) -> None:
-    names = [(_name(temperature, batch), batch) for temperature in TEMPERATURES for batch in BATCHES]
-    names += [(f"early_{_name(TEMPERATURES[0], batch)}", batch) for batch in BATCHES]
-    for name, batch in names:
+def _bars(report: Report, *, names: dict[str, int]) -> None:
+    for name, batch in names.items():
         share = report.figures.get(f"{name}_accepted")
         accepted = (share.value or 0.0) if share is not None else 0.0
         if batch <= 4 and accepted >= PAYS_FROM:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from rlharvest.simulator.strategy import NAMED, Strategy
 from rlharvest.simulator.world import World
 
 from benchmarks.papers import fitted
+from benchmarks.report import Report
 
 BAR = 0.15
 SETTLED = 6
@@ -199,9 +201,17 @@ def main(arguments: list[str] | None = None) -> int:
     for part in (identity(), instances(base), ablations(), migration(), growth(), segments(options.traces)):
         rows += part
     print(table(rows))
-    missed = [row.name for row in rows if row.met is False]
-    print(f"{len(missed)} of {sum(row.met is not None for row in rows)} bars missed")
-    return 1 if missed else 0
+    report = Report("papers")
+    for row in rows:
+        name = re.sub(r"[^a-z0-9]+", "_", row.name.lower()).strip("_")
+        report.count(name, row.kind, row.ours)
+        if row.met is not None:
+            report.count(f"{name}_error", "", abs(row.error))
+            report.bar(f"{name}_error", 0 if row.exact else BAR, "of the paper's figure")
+    missed = [name for name, bar in report.bars.items() if not bar.met]
+    print(f"{len(missed)} of {len(report.bars)} bars missed")
+    print(report.line(), flush=True)
+    return report.status
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ MODELS: dict[str, dict[str, Any]] = {
 NODES = {"8B": 1, "14B": 1, "32B": 2}
 """Reserved machines (RLBoost, section 6)."""
 SPOTS = {"8B": 3.76, "14B": 5.07, "32B": 5.66}
-"""Mean preemptible instances, which follow from the paper's own speedups and costs by the cost identity."""
+"""Mean preemptible instances, which follow from the paper's own speedups and costs by the cost identity; the
+market of a trace is capped at one more, so the rows of traces are given how many there are."""
 
 
 def scenario(model: str = "14B", **market: Any) -> dict[str, Any]:

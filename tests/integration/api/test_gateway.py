@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from rlharvest.testing.model import CHATML
-from rlharvest.testing.served import CONTEXT, VOCAB, Expected, encode, expected, seed_for, serving_spec
+from rlharvest.testing.served import CONTEXT, VOCAB, Expected, Served, encode, expected, seed_for, serving
 from rlharvest.testing.system import System
 
 with warnings.catch_warnings():
@@ -23,59 +22,31 @@ PROMPT = "12 and 30 are"
 MOST = 8
 
 
-@dataclass
-class Served:
-    """A system with a job that serves."""
-
-    system: System
-    spec: dict[str, Any]
-    job: str
-    client: openai.OpenAI
-
-    def expected(self, prompt: str, *, seed: int, budget: int, place: int = 0) -> Expected:
-        return expected(self.spec, encode(prompt), seed=seed, budget=budget, place=place)
-
-    def short(self, prompt: str, **bounds: int) -> int:
-        """Return a seed of a choice that ends by itself within 20 to 60 tokens."""
-        return seed_for(self.spec, encode(prompt), **{"least": 20, "most": 60, **bounds})
-
-    def counters(self) -> dict[str, int]:
-        return dict(self.system.job(self.job)["counters"])
-
-    def idle(self) -> None:
-        """Wait until nothing is sampled for a client, and nothing of that is in the ledger."""
-
-        def nothing() -> bool:
-            counters = self.counters()
-            left = counters.get("served_retired", 0) + counters.get("served_dropped", 0)
-            return left == counters.get("served_submitted", 0) and "rlharvest_completions 0.0" in self.system.metrics()
-
-        self.system.until(nothing, timeout_s=120, what="every completion to have left")
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One system for all tests of this module."""
     settings = {"RLHARVEST_MOST_COMPLETIONS": str(MOST)}
-    with System(tmp_path_factory.mktemp("system"), workers=2, settings=settings) as system:
-        spec = serving_spec(system, name="adder")
-        job = system.submit(spec)
-        client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{system.api_port}/v1",
-            api_key=system.keyring.token("api_token"),
-            max_retries=0,
-            timeout=180,
-        )
-        system.wait(job, "running", timeout_s=180)
-        yield Served(system, spec, job, client)
-        client.close()
+    with (
+        System(tmp_path_factory.mktemp("system"), workers=2, settings=settings) as system,
+        serving(system, timeout_s=180) as served,
+    ):
+        yield served
+
+
+def wanted_of(served: Served, prompt: str, *, seed: int, budget: int, place: int = 0) -> Expected:
+    return expected(served.spec, encode(prompt), seed=seed, budget=budget, place=place)
+
+
+def short(served: Served, prompt: str, **bounds: int) -> int:
+    """Return a seed of a choice that ends by itself within 20 to 60 tokens."""
+    return seed_for(served.spec, encode(prompt), **{"least": 20, "most": 60, **bounds})
 
 
 def test_a_completion_is_what_the_engine_samples(served: Served) -> None:
     """Text, reason and counts of tokens, by the name of the job and by its id; ended by itself and by its budget."""
-    seed = served.short(PROMPT)
+    seed = short(served, PROMPT)
     for model, budget in (("adder", 64), (served.job, 10)):
-        wanted = served.expected(PROMPT, seed=seed, budget=budget)
+        wanted = wanted_of(served, PROMPT, seed=seed, budget=budget)
         answer = served.client.completions.create(
             model=model, prompt=PROMPT, max_tokens=budget, seed=seed, user="me", temperature=0.7
         )
@@ -83,7 +54,7 @@ def test_a_completion_is_what_the_engine_samples(served: Served) -> None:
         assert (choice.text, choice.finish_reason, answer.model) == (wanted.text, wanted.reason, model)
         assert answer.usage is not None
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), len(wanted.ids))
-    assert served.expected(PROMPT, seed=seed, budget=64).reason == "stop"
+    assert wanted_of(served, PROMPT, seed=seed, budget=64).reason == "stop"
 
 
 def test_prompts_and_choices_come_in_order_with_their_token_ids(served: Served) -> None:
@@ -108,7 +79,7 @@ def test_prompts_and_choices_come_in_order_with_their_token_ids(served: Served) 
 
 
 def test_a_stream_is_the_completion_in_parts(served: Served) -> None:
-    seed = served.short(PROMPT, n=2)
+    seed = short(served, PROMPT, n=2)
     chunks = list(
         served.client.completions.create(
             model="adder",
@@ -122,7 +93,7 @@ def test_a_stream_is_the_completion_in_parts(served: Served) -> None:
         )
     )
     for place in range(2):
-        wanted = served.expected(PROMPT, seed=seed, budget=64, place=place)
+        wanted = wanted_of(served, PROMPT, seed=seed, budget=64, place=place)
         parts = [choice for chunk in chunks for choice in chunk.choices if choice.index == place]
         assert "".join(part.text for part in parts) == wanted.text
         assert [id for part in parts for id in (part.model_extra or {})["token_ids"]] == wanted.ids
@@ -166,7 +137,7 @@ def test_a_chat_goes_through_the_template_of_the_model(served: Served) -> None:
 def test_a_stop_string_ends_the_text_before_it(served: Served) -> None:
     """Its tokens are counted, its text is never shown, whole or streamed; the worker is told to stop."""
     seed = seed_for(served.spec, encode(PROMPT), least=3000, most=9999)
-    long = served.expected(PROMPT, seed=seed, budget=4000)
+    long = wanted_of(served, PROMPT, seed=seed, budget=4000)
     stop = long.text[30:33]
     kept = long.text[: long.text.index(stop)]
     arguments: Any = {"model": "adder", "prompt": PROMPT, "max_tokens": 4000, "seed": seed, "stop": ["no such", stop]}
@@ -175,7 +146,7 @@ def test_a_stop_string_ends_the_text_before_it(served: Served) -> None:
     assert answer.usage is not None
     chunks = list(served.client.completions.create(**arguments, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == kept
-    served.idle()
+    served.until_idle()
 
 
 def test_requests_that_cannot_be_done_name_field_value_and_fix(served: Served) -> None:
@@ -198,7 +169,7 @@ def test_requests_that_cannot_be_done_name_field_value_and_fix(served: Served) -
         ("n", lambda: create(model="adder", prompt="x", n=MOST + 1)),
         ("stop", lambda: create(model="adder", prompt="x", stop=[""])),
         ("tepmerature", lambda: create(model="adder", prompt="x", extra_body={"tepmerature": 1})),
-        ("messages", lambda: chat(model="adder", messages=[{"role": "user"}])),  # type: ignore[typeddict-item]  # wrong on purpose
+        ("messages", lambda: chat(model="adder", messages=[{"role": "user"}])),
         ("tools", lambda: chat(model="adder", messages=[], tools=[{"type": "function", "function": {"name": "f"}}])),
         ("top_logprobs", lambda: chat(model="adder", messages=[{"role": "user", "content": "x"}], top_logprobs=2)),
     ]
@@ -228,12 +199,12 @@ def test_more_at_a_time_than_allowed_are_refused_with_when_to_come_again(served:
     assert "RLHARVEST_MOST_COMPLETIONS" in refused.value.message
     assert refused.value.response.headers["Retry-After"]
     stream.close()
-    served.idle()
+    served.until_idle()
     with pytest.raises(openai.APITimeoutError):
         served.client.with_options(timeout=2).completions.create(
             model="adder", prompt=PROMPT, max_tokens=4000, n=MOST, seed=seed
         )
-    served.idle()
+    served.until_idle()
     after = served.counters()
     assert after["served_dropped"] - before.get("served_dropped", 0) == 2 * MOST
     assert after["served_tokens"] - before.get("served_tokens", 0) < 2 * MOST * 2000
@@ -242,7 +213,7 @@ def test_more_at_a_time_than_allowed_are_refused_with_when_to_come_again(served:
 
 def test_training_never_sees_what_is_served(served: Served) -> None:
     """Its counters hold its own two responses, its lists too; SQL has nothing of completions."""
-    served.idle()
+    served.until_idle()
     counters = served.counters()
     assert counters["submitted"] == counters["outstanding"] == 2, counters
     assert counters["served_submitted"] == counters["served_retired"] + counters["served_dropped"] > 10
@@ -263,14 +234,14 @@ def test_a_coordinator_that_stops_ends_streams_with_an_error_and_the_next_one_fo
     system.coordinator.stop()
     system.coordinator.start()
     system.ready()
-    served.idle()
+    served.until_idle()
     stream = patient.completions.create(**arguments)
     next(iter(stream))
     system.coordinator.kill()
     stream.close()
     system.coordinator.start()
     system.ready()
-    served.idle()
+    served.until_idle()
     assert patient.completions.create(model="adder", prompt="x", max_tokens=1).choices
 
 

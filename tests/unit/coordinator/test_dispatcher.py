@@ -12,9 +12,10 @@ from rlharvest.fleet import member as life
 from rlharvest.fleet.member import WorkerState
 from rlharvest.ledger.book import Book
 from rlharvest.ledger.response import OWNED, Response, attempt_of
+from rlharvest.policies import dispatch
 from rlharvest.spans import Finish, Flush, Run, Span, as_ids, as_logprobs, pack, read
 from rlharvest.testing.clock import FakeClock
-from rlharvest.v1 import ledger_pb2
+from rlharvest.v1 import fleet_pb2, ledger_pb2
 from rlharvest_coordinator.courier import Courier
 from rlharvest_coordinator.dispatcher import STALL_LOOK_S, Dispatcher
 from rlharvest_coordinator.harvest import Harvest
@@ -173,8 +174,8 @@ class Counting(Dispatcher):
         return super()._terminal(response)
 
 
-def orphaned(book: Book, handle: int, ids: list[int], serial: int = 1) -> None:
-    """Give a response tokens, and take its owner away."""
+def given(book: Book, handle: int, ids: list[int], finish: Finish = Finish.NONE) -> None:
+    """Give a response tokens of version 0."""
     response = book.responses[handle]
     data = b"".join(value.to_bytes(4, "little") for value in ids)
     span = Span(
@@ -184,8 +185,14 @@ def orphaned(book: Book, handle: int, ids: list[int], serial: int = 1) -> None:
         ids=as_ids(data),
         logprobs=as_logprobs(bytes(len(data))),
         runs=(Run(len(ids), 0),),
+        finish=finish,
     )
     book.flush(read(pack(Flush(worker=response.worker, incarnation=1, number=1, spans=(span,)))))
+
+
+def orphaned(book: Book, handle: int, ids: list[int], serial: int = 1) -> None:
+    """Give a response tokens, and take its owner away."""
+    given(book, handle, ids)
     change = ledger_pb2.Change(orphan=ledger_pb2.Orphan(handle=handle, attempt=attempt_of(1, serial)))
     book.transition(ledger_pb2.Transition(epoch=1, number=2, changes=[change]))
 
@@ -202,3 +209,21 @@ def test_a_waiting_response_is_concluded_if_its_tokens_end_it_and_looked_at_once
     book.transition(ledger_pb2.Transition(epoch=1, number=3, changes=[ledger_pb2.Change(assign=again)]))
     orphaned(book, 0, [1], serial=2)
     assert sorted(change.conclude.handle for change in dispatcher.conclude()) == [0, 1], "it has other tokens now"
+
+
+def test_a_prompt_is_where_a_sibling_runs_or_ended_with_the_version_that_is_served() -> None:
+    """Not where it was with another version, nor with a worker that died or joined anew since."""
+    dispatcher, _, book, _ = setting()
+    seats = dispatcher.scope.roster.seats
+    for handle in (0, 1, 2, 3):
+        given(book, handle, [5], finish=Finish.EOS)
+    assert homes(dispatcher) == {0: {"w2"}}, "those that ended theirs do not say what they serve"
+    seats["w0"].heartbeat = fleet_pb2.Heartbeat(job=JOB, version=0)
+    seats["w1"].heartbeat = fleet_pb2.Heartbeat(job=JOB, version=1)
+    assert homes(dispatcher) == {0: {"w0", "w2"}}
+    seats["w2"] = seat_of("w2", 2, WorkerState.READY, 0.0)
+    assert homes(dispatcher) == {0: {"w0"}}
+
+
+def homes(dispatcher: Dispatcher) -> dict[int, set[str]]:
+    return dispatcher._homes([dispatch.Waiting(handle=WORKERS * EACH, prompt=0)])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlharvest.jobs.model import parse
 from rlharvest.spans import ids_bytes
@@ -78,7 +79,7 @@ def build(monkeypatch: pytest.MonkeyPatch, rows: list[Past], groups: dict[int, t
         id="rljob_x",
         spec=spec,
         sessions=None,
-        book=SimpleNamespace(groups=live),
+        book=SimpleNamespace(groups=live, next_group=max(groups, default=-1) + 1),
         prepared=SimpleNamespace(dataset=dataset),
     )
     return History(cast(Scope, scope)), live, sql
@@ -98,12 +99,17 @@ async def test_a_group_gets_its_own_prompt_s_responses_of_the_epochs_before_it(m
 
 
 async def test_what_left_the_ledger_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    history, live, _ = build(monkeypatch, [past(0, [1], prompt=1)], {5: (1, 1)})
+    """Whether it is said that it left, or a recovery took the book away."""
+    history, live, _ = build(monkeypatch, [past(0, [1], prompt=1)], {5: (1, 1), 6: (1, 1)})
     await history.follow()
     assert history.segments(5)
-    live.clear()
-    await history.follow()
+    assert history.segments(6)
+    history.left(5)
     assert history.segments(5) == []
+    live.clear()
+    history.recovered()
+    await history.follow()
+    assert history.segments(6) == []
     assert history._held == 0
 
 
@@ -142,3 +148,44 @@ async def test_memory_is_bounded_and_those_beyond_go_without(monkeypatch: pytest
     assert history.segments(5)
     assert history.segments(6) == []
     assert history._held <= 300
+
+
+ROUNDS = st.lists(
+    st.tuples(
+        st.integers(0, 4), st.sets(st.integers(0, 30), max_size=4), st.sampled_from(["", "", "recovered", "fails"])
+    ),
+    max_size=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rounds=ROUNDS)
+async def test_each_group_is_looked_up_once_and_those_that_are_live_are_known(
+    rounds: list[tuple[int, set[int], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever comes, leaves, is recovered, and however often SQL is away; no round looks at groups that it knows."""
+    history, live, sql = build(monkeypatch, [past(0, [1], prompt=prompt) for prompt in range(100)], {})
+    book = history._scope.book
+    asked: list[int] = []
+
+    async def look_up(_: Any, __: str, prompts: set[int], **bounds: int) -> list[Past]:
+        if trouble == "fails":
+            raise ConnectionError
+        asked.extend(prompts)
+        return await sql.past(_, __, prompts, **bounds)
+
+    monkeypatch.setattr(history_module.history, "past", look_up)
+    for admitted, leaving, trouble in [*rounds, (0, set(), "")]:
+        for ordinal in range(book.next_group, book.next_group + admitted):
+            live[ordinal] = SimpleNamespace(ordinal=ordinal, prompt=ordinal, data_epoch=1)
+        book.next_group += admitted
+        for ordinal in leaving & live.keys():
+            del live[ordinal]
+            history.left(ordinal)
+        if trouble == "recovered":
+            history.recovered()
+        with contextlib.suppress(ConnectionError):
+            await history.follow()
+    assert history._segments.keys() == live.keys()
+    assert len(asked) == len(set(asked))
+    assert history._held == sum(len(data) for ordinal in live for data in history.segments(ordinal))

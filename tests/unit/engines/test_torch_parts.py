@@ -18,7 +18,8 @@ from rlharvest_rollout.engines.stops import StopText
 from rlharvest_rollout.engines.torch.architecture import architecture
 from rlharvest_rollout.engines.torch.attention import attend, attend_blocks
 from rlharvest_rollout.engines.torch.kv_cache import Prompt, PromptCache
-from rlharvest_rollout.engines.torch.numerics import ROW_BLOCK, ROW_BLOCKS, Numerics, row_blocks, split
+from rlharvest_rollout.engines.torch.linear import row_blocks
+from rlharvest_rollout.engines.torch.numerics import ROW_BLOCK, ROW_BLOCKS, Numerics, split
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -46,11 +47,11 @@ def test_without_blocks_rows_stay_together() -> None:
 
 def test_the_probe_allows_only_blocks_with_the_bits_of_16() -> None:
     numerics = Numerics(dtype="float32", invariant=True, threads=1)
-    found = row_blocks({(96, 64)}, numerics)
+    found = row_blocks({(96, 64, False)}, numerics)
     assert found == () or ROW_BLOCK in found
 
 
-@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"invariant": False}, {"threads": 2}])
+@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"invariant": False}, {"threads": 2}, {"weights": "int8"}])
 def test_what_changes_the_bits_changes_the_key(change: dict[str, Any]) -> None:
     values: dict[str, Any] = {"dtype": "float32", "invariant": True, "threads": 1}
     assert Numerics(**values).key != Numerics(**{**values, **change}).key

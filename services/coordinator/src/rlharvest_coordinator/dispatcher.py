@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -272,6 +272,7 @@ class Dispatcher:
                 min_version=response.last_version if response.last_version is not None else newest,
                 suspected=blame.suspected(response.deaths),
                 served=True,
+                prompt=response.group,
             )
             for response in sorted(served, key=lambda item: (-item.length, item.handle))
         ]
@@ -282,11 +283,13 @@ class Dispatcher:
                 min_step=oldest.get(response.group, 0),
                 min_version=response.last_version or 0,
                 suspected=blame.suspected(response.deaths),
+                prompt=response.group,
             )
             # What was started goes first: its tokens are paid for and its group waits for it.
             for response in sorted(pending, key=lambda item: (item.group, -item.length, item.handle))
         ]
         incarnations = {seat.id: seat.incarnation for seat in seats}
+        free = sum(max(0, candidate.slots - candidate.held) for candidate in candidates)
         return [
             ledger_pb2.Change(
                 assign=ledger_pb2.Assign(
@@ -296,8 +299,19 @@ class Dispatcher:
                     incarnation=incarnations[worker],
                 )
             )
-            for handle, worker in dispatch.assign(waiting, candidates)
+            # Of those that come later hardly any finds a slot: where their prompts are need not be known.
+            for handle, worker in dispatch.assign(waiting, candidates, self._homes(waiting[:free]))
         ]
+
+    def _homes(self, waiting: Iterable[dispatch.Waiting]) -> dict[int, set[str]]:
+        """Return who has their prompts: who runs a sibling, or ended one with the version that it serves now."""
+        homes: dict[int, set[str]] = {}
+        for ordinal in {one.prompt for one in waiting if one.prompt is not None}:
+            for response in self.scope.book.of(self.scope.book.group(ordinal)):
+                seat = self.scope.seat(response)
+                if seat is not None and (response.state in OWNED or response.last_version == seat.version):
+                    homes.setdefault(ordinal, set()).add(seat.id)
+        return homes
 
     def hand_back(self) -> list[ledger_pb2.Change]:
         """The job pauses, is paused, waits or is cancelled: workers publish what they have and let go."""

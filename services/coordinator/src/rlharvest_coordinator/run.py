@@ -87,6 +87,7 @@ class Run:
         """The book was taken from the store again: nothing that was on its way counts."""
         self._proposed = 0
         self.harvest.questions.asked.clear()
+        self.history.recovered()
         self.serving.recovered()
         self.scope.woken.set()
 
@@ -101,6 +102,8 @@ class Run:
             if effects.score is not None:
                 self.harvest.questions.asked.pop(effects.score.handle, None)
         await self.courier.acknowledge_all(entries)
+        for ordinal in left:
+            self.history.left(ordinal)
         n = self.scope.spec.sampling.num_generations
         # Only now: their last acknowledgements are noted above, and none can come any more.
         for handle in chain.from_iterable(

@@ -1,4 +1,4 @@
-"""History that comes with assignments, and what drafts made of it came to.
+"""History that comes with assignments.
 
 Invariant: history that does not verify is counted and left out; the response starts without it, since drafts change nothing
 but the time.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import structlog
-from rlharvest.engine import EngineStats
 from rlharvest.errors import CorruptData
 from rlharvest.speculation.history import DraftSource, PastResponse
 from rlharvest.speculation.segment import unpack
@@ -37,22 +36,3 @@ def sources_of(message: fleet_pb2.Assignments) -> tuple[dict[int, DraftSource], 
     found = {one.group: source_of(one.segments) for one in message.draft_sources if not one.by_reference}
     fetched = {one.group for one in message.draft_sources if one.by_reference}
     return {group: source for group, source in found.items() if source is not None}, fetched
-
-
-class DraftCounts:
-    """Takes an engine's statistics into the metrics of the process, which outlive the engine."""
-
-    def __init__(self) -> None:
-        self._before = EngineStats()
-
-    def update(self, stats: EngineStats) -> None:
-        """Count what is new."""
-        before, self._before = self._before, stats
-        drafts = stats.drafts - before.drafts
-        drafted = stats.drafted_tokens - before.drafted_tokens
-        if drafts < 0:  # the engine was started anew
-            return
-        metrics.DRAFTED_TOKENS.inc(drafted)
-        metrics.ACCEPTED_TOKENS.inc(stats.accepted_tokens - before.accepted_tokens)
-        if drafts:
-            metrics.DRAFT_WINDOW.set(drafted / drafts)

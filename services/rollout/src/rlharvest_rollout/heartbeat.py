@@ -35,7 +35,7 @@ def describe(session: Session, beat: fleet_pb2.Heartbeat) -> None:
     """Fill in the job, its version, and what is held of it."""
     held = session.buffer.held()
     stats = session.engine.stats()
-    session.draft_counts.update(stats)
+    session.counts.update(stats)
     beat.job = session.target.job
     if session.engine.version is not None:
         beat.version = session.engine.version

@@ -99,7 +99,7 @@ def target_of(lease: fleet_pb2.Lease, *, offered: Sequence[str], slots: int) -> 
             match_max=drafts.match_max,
             match_min=drafts.match_min,
         ),
-        options=rollout.stub if engine == "stub" else {},
+        options=rollout.stub if engine == "stub" else rollout.torch.model_dump() if engine == "torch" else {},
     )
     return Target(
         job=lease.job,

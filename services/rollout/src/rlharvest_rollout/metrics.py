@@ -22,6 +22,12 @@ ABORTS = Counter("rlharvest_rollout_aborts_total", "Responses given up before th
 RESENDS = Counter("rlharvest_rollout_resends_total", "Times that tokens were made due again.", ["reason"])
 PROBES = Counter("rlharvest_rollout_probes_total", "Responses whose acknowledgement was asked for.")
 REFUSALS = Counter("rlharvest_rollout_refusals_total", "Messages of the coordinator that were refused.", ["kind"])
+PREFILL_TOKENS = Counter(
+    "rlharvest_rollout_prefill_tokens_total", "Tokens of prompts and prefixes that were prefilled."
+)
+PREFILL_SAVED_TOKENS = Counter(
+    "rlharvest_rollout_prefill_saved_tokens_total", "Tokens of prompts that another response had prefilled."
+)
 DRAFTED_TOKENS = Counter("rlharvest_rollout_drafted_tokens_total", "Tokens of history that were verified.")
 ACCEPTED_TOKENS = Counter("rlharvest_rollout_accepted_tokens_total", "Drafted tokens that were what was sampled.")
 DRAFT_WINDOW = Gauge("rlharvest_rollout_draft_window_tokens", "Mean length of the drafts since the last heartbeat.")

@@ -24,7 +24,8 @@ from rlharvest.v1 import fleet_pb2, spans_pb2
 from rlharvest_rollout import metrics
 from rlharvest_rollout.admission import Admission, Verdict, request_of, sampling_of
 from rlharvest_rollout.buffer import AckOutcome, Buffer
-from rlharvest_rollout.drafts import DraftCounts, source_of, sources_of
+from rlharvest_rollout.counts import EngineCounts
+from rlharvest_rollout.drafts import source_of, sources_of
 from rlharvest_rollout.fleet import Fleet
 from rlharvest_rollout.lease import Pull, Pulls, Target
 from rlharvest_rollout.publisher import Publisher
@@ -66,7 +67,7 @@ class Session:
         """What it does besides generating, for people."""
         self.generated = 0
         """Tokens taken from the engine in this incarnation."""
-        self.draft_counts = DraftCounts()
+        self.counts = EngineCounts()
         self._worker = worker
         self._settings = settings
         self._supervisor = supervisor

@@ -257,6 +257,14 @@ class SpeculationBlock(Block):
         return self
 
 
+class TorchBlock(Block):
+    """The torch engine's own settings."""
+
+    weights: Literal["full", "int8"] = "full"
+    """`int8`: linear layers hold a byte a weight, which is faster for few responses at a time and takes a quarter of the
+    memory. The log-probabilities are those of the rounded policy that sampled, and the loss corrects for the difference."""
+
+
 class Rollout(Block):
     """How workers generate."""
 
@@ -280,6 +288,9 @@ class Rollout(Block):
 
     speculation: SpeculationBlock = SpeculationBlock()
     """Drafts from history; see [`rollout.speculation`](#rolloutspeculation) below."""
+
+    torch: TorchBlock = TorchBlock()
+    """The torch engine's own settings; see [`rollout.torch`](#rollouttorch) below."""
 
     stub: Options = Field(default_factory=dict)
     """Settings of the stub engine, for tests."""

@@ -58,14 +58,6 @@ class Weights:
     head: Tensor
     """(vocab padded with zero rows to a multiple of LANES, hidden); shares memory with the embedding if tied."""
 
-    def linear_shapes(self) -> set[tuple[int, int]]:
-        """Return (outputs, inputs) of every linear layer."""
-        linear = [
-            self.head,
-            *(getattr(layer, name) for layer in self.layers for name in ("qkv", "o", "gate_up", "down")),
-        ]
-        return {(weight.shape[0], weight.shape[1]) for weight in linear}
-
     @property
     def bytes(self) -> int:
         """Memory they take."""
@@ -184,10 +176,8 @@ def _empty(model: Architecture, numerics: Numerics) -> tuple[Weights, dict[str, 
     """Return zero weights, and for each tensor of a directory the part of them that it fills."""
     places: dict[str, Tensor] = {}
 
-    def zeros(*shape: int, linear: bool = False) -> Tensor:
-        return torch.zeros(
-            *shape, dtype=numerics.compute_dtype if linear else numerics.torch_dtype, device=numerics.device
-        )
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=numerics.torch_dtype, device=numerics.device)
 
     width, hidden = padded(model.intermediate, LANES), model.hidden
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -195,16 +185,16 @@ def _empty(model: Architecture, numerics: Numerics) -> tuple[Weights, dict[str, 
     for index in range(model.layers):
         layer = Layer(
             input_norm=zeros(hidden),
-            qkv=zeros(queries + 2 * keys, hidden, linear=True),
+            qkv=zeros(queries + 2 * keys, hidden),
             qkv_bias=zeros(queries + 2 * keys) if model.qkv_bias else None,
             q_norm=zeros(model.head_dim) if model.qk_norm else None,
             k_norm=zeros(model.head_dim) if model.qk_norm else None,
-            o=zeros(hidden, queries, linear=True),
+            o=zeros(hidden, queries),
             o_bias=zeros(hidden) if model.o_bias else None,
             mlp_norm=zeros(hidden),
-            gate_up=zeros(2 * width, hidden, linear=True),
+            gate_up=zeros(2 * width, hidden),
             gate_up_bias=zeros(2 * width) if model.mlp_bias else None,
-            down=zeros(hidden, width, linear=True),
+            down=zeros(hidden, width),
             down_bias=zeros(hidden) if model.mlp_bias else None,
         )
         layers.append(layer)
@@ -230,7 +220,7 @@ def _empty(model: Architecture, numerics: Numerics) -> tuple[Weights, dict[str, 
         places[f"{prefix}.mlp.down_proj.weight"] = layer.down[:, : model.intermediate]
         places[f"{prefix}.input_layernorm.weight"] = layer.input_norm
         places[f"{prefix}.post_attention_layernorm.weight"] = layer.mlp_norm
-    head = zeros(padded(model.vocab, LANES), hidden, linear=True)
+    head = zeros(padded(model.vocab, LANES), hidden)
     embedding = head[: model.vocab] if model.tied else zeros(model.vocab, hidden)
     weights = Weights(embedding=embedding, layers=tuple(layers), norm=zeros(hidden), head=head)
     places |= {EMBEDDING: embedding, "model.norm.weight": weights.norm}

@@ -174,7 +174,11 @@ class TorchEngine:
     def _numerics(self) -> Numerics:
         config = self._config
         return Numerics(
-            dtype=config.dtype, invariant=config.batch_invariant, threads=self._threads, device=self._device
+            dtype=config.dtype,
+            invariant=config.batch_invariant,
+            threads=self._threads,
+            device=self._device,
+            weights=config.options.get("weights", "full"),
         )
 
     def _fits(self, request: Request, loaded: Loaded) -> None:

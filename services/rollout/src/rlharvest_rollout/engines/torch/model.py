@@ -18,8 +18,10 @@ from torch.nn import functional
 
 from rlharvest_rollout.engines.torch.architecture import Architecture, Rope
 from rlharvest_rollout.engines.torch.attention import attend, attend_blocks
-from rlharvest_rollout.engines.torch.checkpoint import Layer, Weights
+from rlharvest_rollout.engines.torch.checkpoint import Weights
 from rlharvest_rollout.engines.torch.kv_cache import KvCache
+from rlharvest_rollout.engines.torch.layers import Block, network
+from rlharvest_rollout.engines.torch.linear import Linear, row_blocks
 from rlharvest_rollout.engines.torch.numerics import (
     KEY_BLOCK,
     LANES,
@@ -27,7 +29,6 @@ from rlharvest_rollout.engines.torch.numerics import (
     attention_is_invariant,
     bucket,
     padded,
-    row_blocks,
     split,
 )
 
@@ -51,14 +52,13 @@ class Model:
     def __init__(self, shape: Architecture, weights: Weights, numerics: Numerics, *, context: int) -> None:
         """Probe how to compute, and tabulate `context` positions."""
         self.shape = shape
-        self.weights = weights
         self.numerics = numerics
-        self.blocks = row_blocks(weights.linear_shapes(), numerics) if numerics.invariant else ()
+        self._network = network(weights, numerics)
+        self.blocks = row_blocks(self._network.shapes, numerics) if numerics.invariant else ()
         self.invariant = bool(self.blocks) and attention_is_invariant(
             shape.heads, shape.kv_heads, shape.head_dim, numerics.cache_dtype, numerics.device, numerics.threads
         )
         """Whether a row's bits are independent of its company; False also where the machine does not allow it."""
-        self._mixed = numerics.compute_dtype is not numerics.torch_dtype
         cos, sin = rope_table(shape.rope, shape.head_dim, padded(context, LANES))
         self._cos, self._sin = cos.to(numerics.device), sin.to(numerics.device)
 
@@ -108,20 +108,20 @@ class Model:
         plan = split(max(rows, len(tokens)), self.blocks)
         idle = [0] * (sum(plan) - len(tokens))
         given = torch.tensor([[*tokens, *idle], [*positions, *idle]], device=self.numerics.device)
-        x = functional.embedding(given[0], self.weights.embedding).to(self.numerics.torch_dtype)
+        x = functional.embedding(given[0], self._network.embedding).to(self.numerics.compute_dtype)
         cos, sin = self._cos[given[1]].unsqueeze(1), self._sin[given[1]].unsqueeze(1)
-        for index, layer in enumerate(self.weights.layers):
+        for index, layer in enumerate(self._network.blocks):
             q, kv = self._qkv(layer, x, plan, cos, sin)
             attended = attention(index, q, kv).to(x.dtype)
             if idle:
                 attended = functional.pad(attended, (0, 0, 0, len(idle)))
-            x = x.add_(self._linear(attended, layer.o, layer.o_bias, plan))
+            x = x.add_(_in_parts(layer.o, attended, plan))
             x = x.add_(self._mlp(layer, x, plan))
         return x
 
-    def _qkv(self, layer: Layer, x: Tensor, plan: list[int], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def _qkv(self, layer: Block, x: Tensor, plan: list[int], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         shape = self.shape
-        y = self._linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias, plan)
+        y = _in_parts(layer.qkv, self._norm(x, layer.input_norm), plan)
         y = y.view(len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim)
         qk, v = torch.split(y, [shape.heads + shape.kv_heads, shape.kv_heads], 1)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -132,32 +132,25 @@ class Model:
         q, k = torch.split(qk, [shape.heads, shape.kv_heads], 1)
         return q, torch.stack([k, v.to(k.dtype)], 1)
 
-    def _mlp(self, layer: Layer, x: Tensor, plan: list[int]) -> Tensor:
-        y = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias, plan)
+    def _mlp(self, layer: Block, x: Tensor, plan: list[int]) -> Tensor:
+        y = _in_parts(layer.gate_up, self._norm(x, layer.mlp_norm), plan)
         gate, up = y.chunk(2, -1)
-        return self._linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias, plan)
+        return _in_parts(layer.down, functional.silu(gate).mul_(up), plan)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm (Zhang and Sennrich, 2019); torch computes it in float32."""
         return functional.rms_norm(x, weight.shape, weight, self.shape.eps)
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, plan: list[int]) -> Tensor:
-        if self._mixed:
-            x = x.to(weight.dtype)
-        if len(plan) == 1:
-            y = functional.linear(x, weight)
-        else:
-            y = torch.cat([functional.linear(block, weight) for block in torch.split(x, plan)])
-        if self._mixed:
-            y = y.to(self.numerics.torch_dtype)
-        return y if bias is None else y.add_(bias)
-
     def _head(self, x: Tensor) -> Tensor:
         """Return logits (rows, padded vocab) in float32; with float32 products they are not rounded to the dtype."""
         rows, plan = len(x), split(len(x), self.blocks)
         x = functional.pad(x, (0, 0, 0, sum(plan) - rows))
-        x = self._norm(x, self.weights.norm).to(self.weights.head.dtype)
-        return torch.cat([functional.linear(block, self.weights.head) for block in torch.split(x, plan)])[:rows].float()
+        return _in_parts(self._network.head, self._norm(x, self._network.norm), plan)[:rows].float()
+
+
+def _in_parts(layer: Linear, x: Tensor, plan: list[int]) -> Tensor:
+    """Return a linear layer's output, computed in blocks of so many rows."""
+    return layer(x) if len(plan) == 1 else torch.cat([layer(block) for block in torch.split(x, plan)])
 
 
 class _Decode:

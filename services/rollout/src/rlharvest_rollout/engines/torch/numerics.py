@@ -2,8 +2,8 @@
 
 A matrix product may sum in another order when it has another number of rows, and then the same token gets other bits
 in another batch, and prefill other bits than decode. The batch-invariant mode holds the shapes fixed instead: every
-linear layer runs in blocks of rows that give the very bits of a block of 16 (`row_blocks` finds which sizes do, on
-this machine, for these shapes), attention sums over keys in blocks of KEY_BLOCK in ascending order, and every row is
+linear layer runs in blocks of rows that give the very bits of a block of 16 (`linear.row_blocks` finds which sizes do,
+on this machine, for these shapes), attention sums over keys in blocks of KEY_BLOCK in ascending order, and every row is
 a multiple of LANES wide, so that no element is computed by the scalar tail of a vector loop, whose exp rounds
 differently.
 
@@ -20,14 +20,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rlharvest_rollout.engines.torch.attention import attend_blocks
 
 ROW_BLOCK = 16
 """The block of rows whose bits are the reference."""
 
-ROW_BLOCKS = (64, 32, 16, 8, 4)
+ROW_BLOCKS = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 KEY_BLOCK = 64
 LANES = 64
 """Every width is padded to a multiple of it: bf16 fills a 512-bit register with 32, and loops are unrolled twice."""
@@ -43,17 +42,19 @@ class Numerics:
     invariant: bool
     threads: int
     device: str = "cpu"
+    weights: Literal["full", "int8"] = "full"
+    """How linear layers but the head hold theirs: as they are, or as int8."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Weights and activations are rounded to it."""
+        """Weights are rounded to it."""
         return DTYPES[self.dtype]
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """What linear layers multiply in: float32 for bfloat16 on a CPU without instructions for it.
+        """Of activations and products: float32 for bfloat16 on a CPU without instructions for it.
 
-        Sums of bfloat16 products are kept in float32 either way; there it is 4 to 16 times as fast.
+        There it is 4 to 16 times as fast, and rounds less.
         """
         if self.device == "cpu" and not _native_bfloat16():
             return torch.float32
@@ -73,7 +74,8 @@ class Numerics:
             unit = torch.cuda.get_device_name(self.device).replace(" ", "-")
         order = f"rows{ROW_BLOCK}-keys{KEY_BLOCK}" if self.invariant else "any-order"
         compute = str(self.compute_dtype).removeprefix("torch.")
-        return f"torch/{torch.__version__}/{unit}/{self.dtype}-in-{compute}/{order}"
+        weights = "" if self.weights == "full" else f"-{self.weights}"
+        return f"torch/{torch.__version__}/{unit}/{self.dtype}{weights}-in-{compute}/{order}"
 
 
 def _native_bfloat16() -> bool:
@@ -109,38 +111,6 @@ def bucket(rows: int) -> int:
     """Return a number of rows not below `rows`, one of few: each up to 8, then four for each power of two."""
     step = max(1, 1 << max(0, (rows - 1).bit_length() - 3))
     return padded(rows, step)
-
-
-def row_blocks(shapes: Collection[tuple[int, int]], numerics: Numerics) -> tuple[int, ...]:
-    """Return the row blocks, largest first, that give the bits of ROW_BLOCK for linear layers of all these shapes.
-
-    Args:
-        shapes: (outputs, inputs) of each linear layer.
-
-    Returns:
-        Never without ROW_BLOCK, except (): rows of a block of ROW_BLOCK depend on each other, nothing can be promised.
-    """
-    allowed = set(ROW_BLOCKS)
-    for outputs, inputs in set(shapes):
-        allowed &= _equal_blocks(outputs, inputs, numerics.compute_dtype, numerics.device, numerics.threads)
-    return tuple(sorted(allowed, reverse=True)) if ROW_BLOCK in allowed else ()
-
-
-@functools.lru_cache(maxsize=256)
-def _equal_blocks(outputs: int, inputs: int, dtype: torch.dtype, device: str, threads: int) -> frozenset[int]:
-    # `threads` is part of the key only: torch is set to it already.
-    generator = torch.Generator().manual_seed(outputs * 1_000_003 + inputs)
-    weight = torch.randn(outputs, inputs, generator=generator).to(device, dtype)
-    rows = torch.randn(max(ROW_BLOCKS), inputs, generator=generator).to(device, dtype)
-    wanted = _in_blocks(rows, weight, ROW_BLOCK)
-    order = torch.randperm(len(rows), generator=generator).to(device)
-    if not torch.equal(_in_blocks(rows[order], weight, ROW_BLOCK), wanted[order]):
-        return frozenset()
-    return frozenset(size for size in ROW_BLOCKS if torch.equal(_in_blocks(rows, weight, size), wanted))
-
-
-def _in_blocks(rows: Tensor, weight: Tensor, size: int) -> Tensor:
-    return torch.cat([functional.linear(block, weight) for block in torch.split(rows, size)])
 
 
 @functools.lru_cache(maxsize=16)
