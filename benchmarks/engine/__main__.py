@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import runpy
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -33,6 +32,7 @@ from benchmarks.engine.reference import HuggingFace
 from benchmarks.engine.vllm import ROOT, Child
 from benchmarks.engine.work import Made, Work, equal, lognormal
 from benchmarks.report import MEASUREMENTS, Report
+from benchmarks.smollm2 import smollm2
 
 BATCHES = (1, 8, 32)
 LENGTH = 24
@@ -86,20 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     return command("engine", functools.partial(_measure, plan=plan), functools.partial(_bars, plan=plan))
 
 
-def _measure(report: Report, directory: Path, *, plan: Plan) -> None:
+def _measure(report: Report, _: Path, *, plan: Plan) -> None:
     torch.set_num_threads(plan.threads)
-    asyncio.run(_all(report, plan.model or smollm2(directory), plan))
-
-
-def smollm2(directory: Path) -> Path:
-    """Return a directory with SmolLM2: the one in the cache, else one that the example makes, which fetches 93 MB."""
-    kept = Path.home() / ".cache/rlharvest/smollm2-135m-instruct"
-    if (kept / "model.safetensors").is_file():
-        return kept
-    made = directory / "smollm2"
-    make = runpy.run_path(str(ROOT / "examples/smollm2/model.py"))["main"]
-    make(["--out", str(made)])
-    return made
+    asyncio.run(_all(report, plan.model or smollm2(), plan))
 
 
 async def _all(report: Report, model: Path, plan: Plan) -> None:

@@ -189,8 +189,7 @@ async def _switch(plan: Plan, flight: Flight, outcome: Outcome, version: int) ->
         await flight.take()
     # The first ones are the prefill's.
     gaps = np.diff(flight.arrivals[-plan.tokens :]).tolist()
-    started = time.perf_counter()
-    load = asyncio.create_task(flight.engine.load(Path(plan.directories[(version - 1) % 2]), version))
+    load = asyncio.create_task(_load(flight.engine, Path(plan.directories[(version - 1) % 2]), version))
     last, first = flight.arrivals[-1], None
     while min(flight.newest()[: len(running)]) < version:
         prefix = sum(len(track.prompt) + len(track.ids) for track in running)
@@ -202,12 +201,18 @@ async def _switch(plan: Plan, flight: Flight, outcome: Outcome, version: int) ->
                 first = at
                 outcome.prefixes.append(prefix)
     assert first is not None
-    await load
-    outcome.loads.append(time.perf_counter() - started)
+    outcome.loads.append(await load)
     step = statistics.median(gaps)
     outcome.steps.append(step)
     outcome.pauses.append(max(0.0, first - last - step))
     outcome.settled.append(max(0.0, flight.arrivals[-1] - last - step))
+
+
+async def _load(engine: Engine, directory: Path, version: int) -> float:
+    """Load a version; return how long the call took."""
+    started = time.perf_counter()
+    await engine.load(directory, version)
+    return time.perf_counter() - started
 
 
 async def compare(plan: Plan, before: Flight, fresh: Flight, outcome: Outcome) -> None:

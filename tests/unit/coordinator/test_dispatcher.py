@@ -174,7 +174,7 @@ class Counting(Dispatcher):
         return super()._terminal(response)
 
 
-def given(book: Book, handle: int, ids: list[int], finish: Finish = Finish.NONE) -> None:
+def extended(book: Book, handle: int, ids: list[int], finish: Finish = Finish.NONE) -> None:
     """Give a response tokens of version 0."""
     response = book.responses[handle]
     data = b"".join(value.to_bytes(4, "little") for value in ids)
@@ -192,7 +192,7 @@ def given(book: Book, handle: int, ids: list[int], finish: Finish = Finish.NONE)
 
 def orphaned(book: Book, handle: int, ids: list[int], serial: int = 1) -> None:
     """Give a response tokens, and take its owner away."""
-    given(book, handle, ids)
+    extended(book, handle, ids)
     change = ledger_pb2.Change(orphan=ledger_pb2.Orphan(handle=handle, attempt=attempt_of(1, serial)))
     book.transition(ledger_pb2.Transition(epoch=1, number=2, changes=[change]))
 
@@ -216,7 +216,7 @@ def test_a_prompt_is_where_a_sibling_runs_or_ended_with_the_version_that_is_serv
     dispatcher, _, book, _ = setting()
     seats = dispatcher.scope.roster.seats
     for handle in (0, 1, 2, 3):
-        given(book, handle, [5], finish=Finish.EOS)
+        extended(book, handle, [5], finish=Finish.EOS)
     assert homes(dispatcher) == {0: {"w2"}}, "those that ended theirs do not say what they serve"
     seats["w0"].heartbeat = fleet_pb2.Heartbeat(job=JOB, version=0)
     seats["w1"].heartbeat = fleet_pb2.Heartbeat(job=JOB, version=1)
