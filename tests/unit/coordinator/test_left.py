@@ -45,7 +45,8 @@ def running() -> runs.Run:
     )
     found = runs.Run.__new__(runs.Run)
     found.scope = cast(Scope, scope)
-    found.courier = Courier(found.scope, History(found.scope))
+    found.history = History(found.scope)
+    found.courier = Courier(found.scope, found.history)
     found.harvest = Harvest(found.scope, found.courier)
     found.serving = Serving(found.scope, found.courier)
     return found

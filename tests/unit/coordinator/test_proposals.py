@@ -70,6 +70,9 @@ class History:
     async def follow(self) -> None:
         pass
 
+    def recovered(self) -> None:
+        pass
+
 
 class Harvest:
     """A harvest without work."""
