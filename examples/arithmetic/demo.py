@@ -27,8 +27,6 @@ from evaluate import paired_gain, right
 from rich.console import Console
 from rich.table import Table
 from rlharvest.client import Client
-from rlharvest.errors import RlharvestError
-from rlharvest.testing.servers import free_port
 
 HERE = Path(__file__).resolve().parent
 console = Console(highlight=False)
@@ -125,30 +123,29 @@ def job(out: Path) -> dict[str, Any]:
 @contextmanager
 def system(data: Path, out: Path, workers: int) -> Iterator[Client]:
     """Run `rlharvest up` for as long as the context lasts."""
-    port = free_port()
-    log = out / "up.log"
-    command = [Path(sys.executable).parent / "rlharvest", "up", "--data", data, "--port", str(port)]
+    log, address = out / "up.log", data / "up.json"
+    # A port of its own choice: it tells which in up.json.
+    command = [Path(sys.executable).parent / "rlharvest", "up", "--data", data, "--port", "0"]
     command += ["--rollout", str(workers), "--slots", "8", "--root", out, "--root", HERE]
     with log.open("w") as output:
         # Responses are short here: publish oftener, so that a dying worker has published a part of them.
         token = secrets.token_urlsafe(24)
         environment = {**os.environ, "RLHARVEST_FLUSH_S": "0.02", "RLHARVEST_API_TOKEN": token}
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment)
-    client = Client(f"http://127.0.0.1:{port}", token)
+    client = None
     try:
         end = time.monotonic() + 120
-        while True:
-            try:
-                client.ready()
-                break
-            except RlharvestError as error:
-                if process.poll() is not None or time.monotonic() > end:
-                    raise SystemExit(f"rlharvest up did not come up: {error}\n{log.read_text()[-3000:]}") from error
-                time.sleep(0.2)
-        say(f"   Web page http://127.0.0.1:{port}/login#{token}   Log {log}")
+        while client is None:
+            if process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"rlharvest up did not come up:\n{log.read_text()[-3000:]}")
+            time.sleep(0.2)
+            if address.exists():
+                client = Client(json.loads(address.read_text())["url"], token)
+        say(f"   Web page {client.url}/login#{token}   Log {log}")
         yield client
     finally:
-        client.close()
+        if client is not None:
+            client.close()
         process.send_signal(signal.SIGINT)
         try:
             process.wait(30)
