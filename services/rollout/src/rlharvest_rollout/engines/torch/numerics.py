@@ -23,6 +23,9 @@ from torch import Tensor
 
 from rlharvest_rollout.engines.torch.attention import attend_blocks
 
+ARITHMETIC = 2
+"""Raised with every change of this engine that gives other bits: part of the numerics key."""
+
 ROW_BLOCK = 16
 """The block of rows whose bits are the reference."""
 
@@ -75,7 +78,7 @@ class Numerics:
         order = f"rows{ROW_BLOCK}-keys{KEY_BLOCK}" if self.invariant else "any-order"
         compute = str(self.compute_dtype).removeprefix("torch.")
         weights = "" if self.weights == "full" else f"-{self.weights}"
-        return f"torch/{torch.__version__}/{unit}/{self.dtype}{weights}-in-{compute}/{order}"
+        return f"torch/{torch.__version__}-{ARITHMETIC}/{unit}/{self.dtype}{weights}-in-{compute}/{order}"
 
 
 def _native_bfloat16() -> bool:
