@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rlharvest.policies import offload
 from rlharvest.policies.offload import Measured, Options, State, decide
@@ -47,6 +47,7 @@ def measured(**values: float) -> Measured:
 
 @settings(deadline=None)
 @given(STATES, MEASURED)
+@example(State(0.0), measured(train_s=2.2e-309))
 def test_t_seed_is_never_negative_and_infinite_only_without_preemptible_capacity(state: State, one: Measured) -> None:
     after, decision = decide(state, one, OPTIONS)
     assert decision.seed_s >= 0

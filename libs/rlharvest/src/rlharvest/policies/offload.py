@@ -19,6 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+NOTHING = 1e-9
+"""Seconds of training, or tokens/s, up to which there are none: a quotient by less might not be finite."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -98,14 +101,14 @@ def balanced(*, tokens: float, train_s: float, reserved: float, remote: float) -
     Args:
         tokens: of the step. reserved, remote: capacities, tokens/s.
     """
-    return max(0.0, tokens - remote * train_s) / (reserved + remote) if reserved + remote > 0 else 0.0
+    return max(0.0, tokens - remote * train_s) / (reserved + remote) if reserved + remote > NOTHING else 0.0
 
 
 def worth(measured: Measured, seed_s: float) -> float:
     """Return the capacity that fills one training: N_prem, in tokens/s instead of instances; 0 before any training."""
     seeding = seed_s if math.isfinite(seed_s) else measured.seeded_s
     work = measured.remote_s * measured.remote_capacity + seeding * measured.reserved_capacity
-    return work / measured.train_s if measured.train_s > 0 else 0.0
+    return work / measured.train_s if measured.train_s > NOTHING else 0.0
 
 
 def decide(state: State, measured: Measured, options: Options) -> tuple[State, Decision]:

@@ -220,11 +220,11 @@ def generate(spec: Generated, rng: random.Random) -> Trace:
     """Return a made-up trace: lives and gaps are exponential, and storms take a share of all that is up at once."""
     end = spec.hours * 3600
     storms: list[float] = []
-    if spec.storms_per_day > 0:
-        at = rng.expovariate(spec.storms_per_day / 86400)
+    if (rate := spec.storms_per_day / 86400) > 0:
+        at = rng.expovariate(rate)
         while at < end:
             storms.append(at)
-            at += rng.expovariate(spec.storms_per_day / 86400)
+            at += rng.expovariate(rate)
     likely_up = spec.up_minutes / (spec.up_minutes + spec.down_minutes)
     changes = []
     for n in range(spec.places):

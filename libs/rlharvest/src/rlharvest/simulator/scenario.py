@@ -176,7 +176,7 @@ class Generated(Block):
     hours: float = Field(2.0, gt=0, le=10_000)
     """Length of the trace."""
 
-    up_minutes: float = Field(60.0, gt=0, le=1e6)
+    up_minutes: float = Field(60.0, ge=0.01, le=1e6)
     """Mean time that an instance is there."""
 
     down_minutes: float = Field(15.0, ge=0, le=1e6)
